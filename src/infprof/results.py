@@ -1,0 +1,396 @@
+"""What a diagnosis is made of: measures, findings, verdicts, slices, and the Diagnosis that holds them.
+
+These classes are the JSON contract (``schema_version`` 1.x): every field here is a key there. Additive changes only.
+All times are integer nanoseconds from the trace's own origin; ratios are 0–1; unknown numbers are None, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+SCHEMA_VERSION = "1.0"
+
+VERDICT_CLASSES = (
+    "compute-bound",
+    "bandwidth-bound",
+    "latency-bound",
+    "balanced",
+    "gpu-busy",
+    "scheduling-bubble",
+    "pcie-limited",
+    "communication-bound",
+    "throttled",
+    "no-demand",
+    "unusable",
+)
+
+IDLE_CAUSES = (
+    "kernel-gap",
+    "dependency",
+    "launch",
+    "host-work",
+    "sync",
+    "lock",
+    "allocator",
+    "module-load",
+    "io",
+    "cpu-contention",
+    "no-demand",
+    "profiler",
+    "unknown",
+)
+
+COPY_CAUSES = ("h2d", "d2h", "uvm", "p2p", "d2d", "memset")
+
+SLICE_KINDS = ("compute", "exposed_communication", "exposed_copy", "idle")
+
+UNUSABLE_CODES = ("no-gpu-work", "gpu-not-recorded", "too-short", "only-startup", "damaged", "unsupported-device")
+
+SEVERITIES = ("info", "warning", "critical")
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a measure is about: ``kind`` is window, device, process, rank, phase or step; ``id`` names which one."""
+
+    kind: str = "window"
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A named number with its unit, evidence rank (A–E), and where it came from; value None = not available."""
+
+    name: str
+    value: float | int | None
+    unit: str
+    rank: str
+    source: str
+    scope: Scope = Scope()
+
+
+class Measures:
+    """The measures of one scope, by name: the namespace that rules see."""
+
+    def __init__(self, items: list[Measure] | None = None) -> None:
+        self._items: dict[str, Measure] = {m.name: m for m in items or []}
+
+    def add(
+        self,
+        name: str,
+        value: float | int | None,
+        unit: str,
+        rank: str = "C",
+        source: str = "timeline",
+        scope: Scope | None = None,
+    ) -> None:
+        """Record a measure; ``value=None`` says that it could not be computed (rules that need it are not evaluated)."""
+        self._items[name] = Measure(name, value, unit, rank, source, scope or Scope())
+
+    def value(self, name: str) -> float | int | None:
+        """The value by name, None when absent."""
+        measure = self._items.get(name)
+        return None if measure is None else measure.value
+
+    def get(self, name: str) -> Measure | None:
+        return self._items.get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+    def __iter__(self) -> Iterator[Measure]:
+        return iter(self._items.values())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+@dataclass
+class Slice:
+    """A share of the window: kind is one of SLICE_KINDS; cause one of COPY_CAUSES or IDLE_CAUSES, or None."""
+
+    kind: str
+    cause: str | None
+    ns: int
+
+
+@dataclass
+class Remedy:
+    """One change: which stack, the exact flag or call, and what it costs."""
+
+    stack: str
+    change: str
+    trade_off: str | None = None
+
+
+@dataclass
+class Where:
+    """A time range to jump to; ``device`` and ``stream`` are the ids used in ``devices``, None = all.
+
+    ``name`` is what is found there (kernel, range or call name)."""
+
+    start_ns: int
+    end_ns: int
+    device: int | None = None
+    stream: int | None = None
+    name: str | None = None
+
+
+@dataclass
+class Evidence:
+    measure: str
+    value: float | int | str | None
+    unit: str
+
+
+@dataclass
+class Cost:
+    """What the finding costs; unit "ns" (of the window) or "bytes"."""
+
+    value: int | None
+    unit: str = "ns"
+
+
+@dataclass
+class Gain:
+    """Bounds on the gain as a share of the window (0–1), and where the bounds come from."""
+
+    low: float | None
+    high: float | None
+    basis: str
+
+
+@dataclass
+class Finding:
+    rule: str
+    title: str
+    area: str
+    layer: str
+    scenarios: list[str]
+    remedy_kind: str
+    severity: str
+    rank: str
+    confidence: float
+    cost: Cost
+    gain: Gain
+    evidence: list[Evidence]
+    where: list[Where]
+    remedies: list[Remedy]
+    why: str = ""
+    commands: list[str] = field(default_factory=list)  # ready command lines that look closer (ncu …)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Verdict:
+    """The answer. ``code`` only for unusable; ``why_not`` = what is missing for gpu-busy or unusable.
+
+    ``second`` is the class of the rest when the class is no-demand. ``rule`` names the rule file that explains the
+    class and ``remedies`` are that rule's."""
+
+    cls: str
+    cause: str | None
+    code: str | None
+    rank: str
+    confidence: float
+    sentence: str
+    why_not: str | None = None
+    second: str | None = None
+    rule: str | None = None
+    remedies: list[Remedy] = field(default_factory=list)
+
+
+@dataclass
+class LeftOut:
+    what: str
+    ns: int
+
+
+@dataclass
+class Window:
+    start_ns: int
+    end_ns: int
+    how: str
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass
+class KernelTotals:
+    count: int
+    total_ns: int
+    distinct: int
+
+
+@dataclass
+class CopyRow:
+    """Copies of one kind (h2d, d2h, d2d, p2p, uvm, memset, …). ``pageable_bytes`` None = memory kind not recorded."""
+
+    kind: str
+    count: int
+    bytes: int
+    total_ns: int
+    pageable_bytes: int | None
+    exposed_ns: int = 0
+    bytes_per_s: float | None = None
+    size_classes: list[dict[str, int | str]] = field(default_factory=list)
+
+
+@dataclass
+class KernelRow:
+    """One line of the kernel table. ``device`` as in ``devices``; ``share`` of the summed kernel time."""
+
+    name: str
+    device: int
+    calls: int
+    total_ns: int
+    mean_ns: float
+    p50_ns: int
+    p95_ns: int
+    share: float
+    kernel_class: str
+    precision: str | None
+    grid_blocks: int | None
+    block_threads: int | None
+
+
+@dataclass
+class RangeRow:
+    """GPU time of an NVTX/annotation range name, projected by correlation."""
+
+    name: str
+    count: int
+    host_ns: int
+    gpu_span_ns: int
+    gpu_busy_ns: int
+    kernels: int
+
+
+@dataclass
+class NcclRow:
+    """Collectives of one name and message size. bytes None = the ranges carry no size."""
+
+    name: str
+    count: int
+    bytes: int | None
+    total_ns: int
+    bytes_per_s: float | None
+
+
+@dataclass
+class ApiRow:
+    name: str
+    calls: int
+    total_ns: int
+    failed: int
+
+
+@dataclass
+class DeviceResult:
+    id: int
+    name: str | None
+    process_ids: list[int]
+    verdict: Verdict
+    kernels: KernelTotals
+    copies: list[CopyRow]
+    slices: list[Slice]
+
+
+@dataclass
+class NotEvaluated:
+    rule: str
+    needs: str
+
+
+@dataclass
+class Problem:
+    """Something about the data that a reader of the diagnosis must know: dropped, guessed, missing, odd."""
+
+    code: str
+    message: str
+    count: int | None = None
+
+
+@dataclass
+class Provenance:
+    tool: str
+    tool_version: str | None
+    inputs: list[str]
+    capture: dict[str, Any]
+    gpus: list[dict[str, Any]]
+    infprof_version: str
+
+
+@dataclass
+class Diagnosis:
+    """The whole answer. ``timeline`` is thinned to a fixed number of columns whatever the input size."""
+
+    verdict: Verdict
+    window: Window
+    devices: list[DeviceResult]
+    findings: list[Finding]
+    measures: list[Measure]
+    not_evaluated: list[NotEvaluated]
+    problems: list[Problem]
+    provenance: Provenance
+    phases: list[dict[str, Any]] = field(default_factory=list)
+    steps: dict[str, Any] | None = None
+    whatif: dict[str, Any] | None = None
+    kernel_table: list[KernelRow] = field(default_factory=list)
+    range_table: list[RangeRow] = field(default_factory=list)
+    nccl_table: list[NcclRow] = field(default_factory=list)
+    api_table: list[ApiRow] = field(default_factory=list)
+    timeline: dict[str, Any] | None = None
+    schema_version: str = SCHEMA_VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract as plain dicts and lists, keys in a stable order."""
+        window = {
+            "start_ns": self.window.start_ns,
+            "end_ns": self.window.end_ns,
+            "duration_ns": self.window.duration_ns,
+            "how": self.window.how,
+            "left_out": _plain(self.window.left_out),
+        }
+        return {
+            "schema_version": self.schema_version,
+            "verdict": _plain(self.verdict),
+            "window": window,
+            "devices": _plain(self.devices),
+            "phases": _plain(self.phases),
+            "steps": _plain(self.steps),
+            "findings": _plain(self.findings),
+            "measures": _plain(self.measures),
+            "whatif": _plain(self.whatif),
+            "not_evaluated": _plain(self.not_evaluated),
+            "problems": _plain(self.problems),
+            "provenance": _plain(self.provenance),
+            "kernel_table": _plain(self.kernel_table),
+            "range_table": _plain(self.range_table),
+            "nccl_table": _plain(self.nccl_table),
+            "api_table": _plain(self.api_table),
+            "timeline": _plain(self.timeline),
+        }
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses to dicts, NumPy scalars to Python numbers, NaN and infinity to None."""
+    if is_dataclass(value) and not isinstance(value, type):
+        # "class" is a Python keyword, so the field is called cls here and class in the contract.
+        return {("class" if f.name == "cls" else f.name): _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value
