@@ -210,14 +210,18 @@ class LeftOut:
 
 @dataclass
 class Window:
+    """From the first to the last analysed ns. ``covered_ns`` only where the window has holes (a range's occurrences)."""
+
     start_ns: int
     end_ns: int
     how: str
     left_out: list[LeftOut] = field(default_factory=list)
+    covered_ns: int | None = None
 
     @property
     def duration_ns(self) -> int:
-        return self.end_ns - self.start_ns
+        """The analysed time: what the slices of every device add up to."""
+        return self.end_ns - self.start_ns if self.covered_ns is None else self.covered_ns
 
 
 @dataclass

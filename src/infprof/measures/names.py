@@ -111,6 +111,7 @@ MEASURES: dict[str, MeasureInfo] = {
     "comm_hidden_ratio": MeasureInfo("ratio", "share of comm_total_ns that compute covers"),
     "comm_bytes": MeasureInfo("bytes", "message bytes of NCCL ranges that carry them"),
     "comm_bytes_per_s": MeasureInfo("bytes_per_s", "message bytes over the time of the kernels they launched"),
+    "nvlink_peak_bytes_per_s": MeasureInfo("bytes_per_s", "the device's NVLink peak per direction, from the hardware table"),
     "comm_spread_ns": MeasureInfo("ns", "summed wait for the last device to arrive at each matched collective"),
     "comm_spread_ratio": MeasureInfo("ratio", "comm_spread_ns over comm_total_ns"),
     # Host calls (measures/calls.py)

@@ -1,0 +1,403 @@
+"""The command line: parse, call, print. Heavy imports wait inside the commands, so that ``--help`` is fast."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from infprof import __version__
+from infprof.errors import EXIT_FINDINGS, EXIT_UNUSABLE, InfprofError, UsageError
+
+if TYPE_CHECKING:
+    from infprof.results import Diagnosis
+    from infprof.rules import RuleSet
+
+app = typer.Typer(
+    name="infprof",
+    help="Say why inference on GPUs is slow and what to change.\n\nExample: infprof analyze report.sqlite",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+rules_app = typer.Typer(help="List, show and test the rules behind the findings.", no_args_is_help=True)
+app.add_typer(rules_app, name="rules", rich_help_panel=None)
+
+InputArgument = Annotated[Path, typer.Argument(metavar="INPUT", help="A profile: .sqlite or .sqlite.gz from nsys export.")]
+WindowOption = Annotated[
+    str,
+    typer.Option("--window", metavar="WINDOW", help="auto (steady part), full, or A:B with units, such as 1.5s:4s."),
+]
+RangeOption = Annotated[
+    str | None,
+    typer.Option("--range", metavar="NAME", help="Only the GPU time of this NVTX range (all occurrences; * matches)."),
+]
+RulesOption = Annotated[
+    list[Path] | None,
+    typer.Option("--rules", metavar="DIR", help="A folder with further rules; may be given several times."),
+]
+ScenarioOption = Annotated[
+    str | None, typer.Option("--scenario", metavar="NAME", help="Only rules for online, batch or mixed serving.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", metavar="FILE", help="Write here; the extension (.html .json .md .txt) says what."),
+]
+
+
+def main() -> NoReturn:
+    """Entry point: errors end in one sentence on stderr and their exit code, never in a traceback."""
+    try:
+        app(standalone_mode=False)
+    except InfprofError as error:
+        _fail(str(error), error.exit_code)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except typer.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of a pipe went away (infprof … | head): nothing to say, and nothing more to flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        _handle_other(error)
+    sys.exit(0)
+
+
+def _handle_other(error: Exception) -> NoReturn:
+    # typer carries its own copy of click or uses the installed one; both have these attributes on usage errors.
+    exit_code = getattr(error, "exit_code", None)
+    format_message = getattr(error, "format_message", None)
+    if exit_code is not None and format_message is not None:
+        _fail(f"{format_message()} See `infprof --help`.", int(exit_code))
+    if os.environ.get("INFPROF_DEBUG"):
+        raise error
+    _fail(
+        f"a defect of infprof, not of the input: {type(error).__name__}: {error}. "
+        "Run again with INFPROF_DEBUG=1 for the details and report them.",
+        EXIT_UNUSABLE,
+    )
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"infprof: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"infprof {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def analyze(
+    path: InputArgument,
+    window: WindowOption = "auto",
+    range_name: RangeOption = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON (stable, has a schema).")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the diagnosis as Markdown.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained HTML page.")
+    ] = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    rules: RulesOption = None,
+    scenario: ScenarioOption = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            "--fail-on",
+            metavar="WHAT",
+            help="Exit with 1 on findings of this severity (info, warning, critical) or above, or when an expression "
+            'over measures holds, such as "idle_ratio > 0.3".',
+        ),
+    ] = None,
+) -> None:
+    """Diagnose a profile: where the time went, what limits it, what to change.
+
+    Example: infprof analyze report.sqlite --html report.html
+    """
+    if json and markdown:
+        raise UsageError("--json and --markdown both want the output: choose one, or write the other with -o FILE.")
+    gate = _gate(fail_on)
+    diagnosis = _diagnose(path, window, range_name, rules, scenario)
+    _write_files(diagnosis, [html] if html else [], output, force)
+    _print(diagnosis, "json" if json else "markdown" if markdown else "terminal")
+    _finish(diagnosis, gate)
+
+
+@app.command()
+def report(
+    path: InputArgument,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="One self-contained HTML page.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="The diagnosis as JSON.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Markdown, to paste.")] = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    window: WindowOption = "auto",
+    range_name: RangeOption = None,
+    rules: RulesOption = None,
+    scenario: ScenarioOption = None,
+) -> None:
+    """Write the diagnosis of a profile to files to share.
+
+    Example: infprof report report.sqlite --html report.html
+    """
+    wanted = {"html": html, "json": json, "markdown": markdown}
+    if output is None and not any(wanted.values()):
+        raise UsageError("report: name at least one file, such as --html report.html or -o report.md.")
+    diagnosis = _diagnose(path, window, range_name, rules, scenario)
+    from infprof.reports import render, write_atomic
+
+    for name, target in wanted.items():
+        if target is not None:
+            write_atomic(target, render(name, diagnosis), force)
+    _write_files(diagnosis, [], output, force)
+    _finish(diagnosis, None)
+
+
+@app.command()
+def demo(
+    name: Annotated[str, typer.Argument(metavar="SAMPLE", help="Which sample; --list shows them.")] = "launch-bound-decode",
+    listing: Annotated[bool, typer.Option("--list", help="List the samples.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML page, too.")] = None,
+    force: ForceOption = False,
+) -> None:
+    """Diagnose a sample trace that comes with infprof.
+
+    Example: infprof demo pcie-limited-offload
+    """
+    import difflib
+
+    from infprof.resources import sample_traces_dir
+
+    samples = sorted(p.parent.name for p in sample_traces_dir().glob("*/trace.sqlite"))
+    if listing:
+        print("\n".join(samples))
+        return
+    if name not in samples:
+        near = difflib.get_close_matches(name, samples, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(samples)}."
+        raise UsageError(f"There is no sample called {name}. {hint}")
+    path = sample_traces_dir() / name / "trace.sqlite"
+    print(f"infprof: diagnosing the sample {name} (others: infprof demo --list)", file=sys.stderr)
+    diagnosis = _diagnose(path, "auto", None, None, None)
+    _write_files(diagnosis, [html] if html else [], None, force)
+    _print(diagnosis, "terminal")
+
+
+@app.command()
+def simulate(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="A YAML file that describes the workload.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The .sqlite file to write.")],
+    force: ForceOption = False,
+) -> None:
+    """Write a trace of a described workload, with a bottleneck that is known.
+
+    Example: infprof simulate sample_traces/healthy/spec.yaml -o healthy.sqlite
+    """
+    from infprof.simulator import load_spec, write_nsys_sqlite
+    from infprof.simulator import simulate as play
+
+    if output.exists() and not force:
+        raise UsageError(f"{output} exists already. Choose another name, or replace it with --force.")
+    write_nsys_sqlite(play(load_spec(spec)), output)
+    print(f"infprof: wrote {output}", file=sys.stderr)
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+) -> None:
+    """Say what this machine can record, and what to do for each thing missing.
+
+    Example: infprof doctor
+    """
+    import shutil
+
+    from infprof import doctor as checks_of
+
+    checks = checks_of.run()
+    if json:
+        sys.stdout.write(checks_of.to_json(checks))
+        return
+    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    sys.stdout.write(checks_of.render(checks, min(shutil.get_terminal_size().columns, 120), color))
+
+
+@rules_app.command("list")
+def rules_list(rules: RulesOption = None) -> None:
+    """List all rules by area.
+
+    Example: infprof rules list
+    """
+    from infprof.rules import list_rules
+
+    ruleset = _load_rules(rules)
+    print(list_rules(ruleset, _text_width()))
+    _end_rules(ruleset)
+
+
+@rules_app.command("show")
+def rules_show(
+    rule_id: Annotated[str, typer.Argument(metavar="ID", help="The rule's id.")], rules: RulesOption = None
+) -> None:
+    """Show all that a rule says: when it fires, why, what to change, when it keeps quiet.
+
+    Example: infprof rules show launch-bound
+    """
+    from infprof.rules import describe
+
+    print(describe(_load_rules(rules).get(rule_id), _text_width()))
+
+
+@rules_app.command("test")
+def rules_test(rules: RulesOption = None) -> None:
+    """Run the cases that each rule file carries; exit with 1 if one fails or a file is broken.
+
+    Example: infprof rules test --rules my-rules
+    """
+    from infprof.rules import test_rules
+
+    ruleset = _load_rules(rules)
+    results = test_rules(ruleset)
+    failed = [r for r in results if not r.ok]
+    for result in failed:
+        print(f"{result.rule}: case {result.case!r}: expected {result.expected}, got {result.got}")
+    print(f"{len(results) - len(failed)} of {len(results)} cases of {len(ruleset.rules)} rules hold.")
+    _end_rules(ruleset)
+    if failed:
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _diagnose(
+    path: Path, window: str, range_name: str | None, rules: list[Path] | None, scenario: str | None
+) -> Diagnosis:
+    from infprof.diagnosis import Options, analyze_file
+
+    _check_rule_dirs(rules)
+    if scenario is not None and scenario not in ("online", "batch", "mixed"):
+        raise UsageError(f"--scenario {scenario}: choose online, batch or mixed.")
+    diagnosis = analyze_file(path, Options(window, range_name, scenario, tuple(rules or ())))
+    for problem in diagnosis.problems:
+        if problem.code == "broken-rule":
+            print(f"infprof: {problem.message}", file=sys.stderr)
+    return diagnosis
+
+
+def _print(diagnosis: Diagnosis, name: str) -> None:
+    from infprof.reports import render
+
+    options = None
+    if name == "terminal":
+        from infprof.reports.terminal import TerminalOptions
+
+        options = TerminalOptions.for_stream(sys.stdout)
+    sys.stdout.write(render(name, diagnosis, options))
+    sys.stdout.flush()
+
+
+def _write_files(diagnosis: Diagnosis, pages: list[Path], output: Path | None, force: bool) -> None:
+    from infprof.reports import render, report_for_path, write_atomic
+
+    for page in pages:
+        write_atomic(page, render("html", diagnosis), force)
+        print(f"infprof: wrote {page}", file=sys.stderr)
+    if output is not None:
+        write_atomic(output, report_for_path(output).render(diagnosis), force)
+        print(f"infprof: wrote {output}", file=sys.stderr)
+
+
+class _Gate:
+    """What ``--fail-on`` asks: a severity, or an expression over the measures."""
+
+    def __init__(self, text: str) -> None:
+        from infprof.measures.names import MEASURES
+        from infprof.results import SEVERITIES
+        from infprof.rules.expression import parse
+
+        self.text = text
+        self.severities = SEVERITIES[SEVERITIES.index(text) :] if text in SEVERITIES else ()
+        self.expression = None if self.severities else parse(text, MEASURES)
+
+    def fails(self, diagnosis: Diagnosis) -> bool:
+        if self.expression is None:
+            return any(f.severity in self.severities for f in diagnosis.findings)
+        for values in _measures_by_scope(diagnosis):
+            known = {n: v for n, v in values.items() if v is not None}
+            if all(n in known for n in self.expression.names) and self.expression.value(known):
+                return True
+        return False
+
+
+def _measures_by_scope(diagnosis: Diagnosis) -> list[dict[str, float | int | None]]:
+    scopes: dict[tuple[str, str | None], dict[str, float | int | None]] = {}
+    for measure in diagnosis.measures:
+        scopes.setdefault((measure.scope.kind, measure.scope.id), {})[measure.name] = measure.value
+    return list(scopes.values())
+
+
+def _gate(text: str | None) -> _Gate | None:
+    return None if text is None else _Gate(text)
+
+
+def _finish(diagnosis: Diagnosis, gate: _Gate | None) -> None:
+    """End with the exit code that the diagnosis asks for."""
+    if diagnosis.verdict.cls == "unusable":
+        # The diagnosis is on stdout; whoever only looks at stderr and the code still learns why.
+        print(f"infprof: {diagnosis.verdict.sentence}", file=sys.stderr)
+        raise typer.Exit(EXIT_UNUSABLE)
+    if gate is not None and gate.fails(diagnosis):
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+def _check_rule_dirs(rules: list[Path] | None) -> None:
+    for directory in rules or ():
+        if not directory.is_dir():
+            raise UsageError(f"--rules {directory}: there is no such folder.")
+
+
+def _load_rules(rules: list[Path] | None) -> RuleSet:
+    from infprof.resources import rules_dir
+    from infprof.rules import load
+
+    _check_rule_dirs(rules)
+    return load([rules_dir(), *(rules or ())])
+
+
+def _end_rules(ruleset: RuleSet) -> None:
+    for broken in ruleset.broken:
+        print(f"infprof: {broken}", file=sys.stderr)
+    if ruleset.broken:
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+def _text_width() -> int:
+    import shutil
+
+    return min(shutil.get_terminal_size().columns, 120)
+
+
+if __name__ == "__main__":
+    main()

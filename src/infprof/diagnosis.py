@@ -1,0 +1,380 @@
+"""The library's one entry point: a trace in, a Diagnosis out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infprof import __version__
+from infprof.errors import UsageError
+from infprof.measures import calls
+from infprof.measures import intervals as iv
+from infprof.measures import operations as op
+from infprof.measures.copies import copy_rows
+from infprof.measures.device import DeviceAnalysis, MeasureLimits, analyze_device
+from infprof.measures.host import HostLimits
+from infprof.measures.host_calls import api_table
+from infprof.measures.idle import IdleLimits, IdleModel
+from infprof.measures.kernels import graphs_hide_kernels, kernel_table
+from infprof.measures.operations import Prepared
+from infprof.measures.places import Places
+from infprof.measures.ranges import nccl_table, range_table
+from infprof.measures.timeline import timeline
+from infprof.measures.window import Scope, SteadyPart, named_scope, parse_window, range_scope, span, steady_part
+from infprof.readers import read
+from infprof.resources import rules_dir
+from infprof.results import (
+    DeviceResult,
+    Diagnosis,
+    KernelRow,
+    KernelTotals,
+    Measure,
+    NotEvaluated,
+    Problem,
+    Provenance,
+    Verdict,
+    Window,
+)
+from infprof.results import Scope as MeasureScope
+from infprof.rules import RuleSet, Thresholds, evaluate, load
+from infprof.trace import Trace
+from infprof.verdict import COLLECT_NODES, TraceFacts, device_verdict, problems_of, trace_verdict
+
+MAX_KERNEL_ROWS = 200
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to analyze. ``window`` is auto, full or A:B with units; ``range_name`` replaces it by an NVTX range."""
+
+    window: str = "auto"
+    range_name: str | None = None
+    scenario: str | None = None
+    rule_dirs: Sequence[Path] = field(default_factory=tuple)
+
+
+def analyze_file(path: Path, options: Options | None = None) -> Diagnosis:
+    """Read and diagnose one file. Raises InfprofError (nothing to analyse) or UsageError (options that do not fit)."""
+    options = options or Options()
+    rules = load([rules_dir(), *options.rule_dirs])
+    return analyze(read(path), rules, options)
+
+
+def analyze(trace: Trace, rules: RuleSet, options: Options | None = None) -> Diagnosis:
+    """Diagnose a trace.
+
+    An ``unusable`` verdict is a diagnosis too: slices are given wherever GPU operations exist. Raises UsageError where
+    the window or range does not fit the trace.
+    """
+    options = options or Options()
+    if options.range_name is None and options.window not in ("auto", "full"):
+        # Wrong syntax is the user's error even where the trace is empty.
+        parse_window(options.window)
+    return _Analysis(trace, rules, options).diagnosis()
+
+
+class _Analysis:
+    """One run over one trace; the steps in order are in ``diagnosis``."""
+
+    def __init__(self, trace: Trace, rules: RuleSet, options: Options) -> None:
+        self.trace = trace
+        self.rules = rules
+        self.thresholds: Thresholds = rules.thresholds
+        self.options = options
+        self.prepared = Prepared(trace)
+        self.problems = list(trace.problems)
+        for broken in rules.broken:
+            self.problems.append(Problem("broken-rule", str(broken)))
+
+    def diagnosis(self) -> Diagnosis:
+        if not len(self.prepared.operations):
+            if self.options.range_name is not None:
+                raise UsageError("--range: no GPU operation was recorded, so no range can be projected to the GPU.")
+            return self._empty()
+        steady = self._steady_part()
+        scope = self._scope(steady)
+        model = IdleModel(self.prepared, self._idle_limits(), steady.start_ns)
+        limits = MeasureLimits(
+            self.thresholds.unexplained_max, self.thresholds.small_kernel_ns, self.thresholds.small_copy_bytes
+        )
+        devices = sorted(range(len(self.trace.devices)), key=lambda d: self.trace.devices[d].id)
+        analyses = [analyze_device(self.prepared, model, d, scope.intervals, limits) for d in devices]
+        unusable = self._unusable(steady, scope, analyses)
+        verdicts = [unusable or device_verdict(a, self.thresholds, self.prepared) for a in analyses]
+        focus = self._focus(analyses)
+        self._note_problems(analyses, scope)
+        if len(analyses) > 1 and len({(v.cls, v.cause) for v in verdicts}) > 1:
+            verdicts[focus].sentence += self._other_devices(analyses, verdicts, focus)
+        result = self._assemble(scope, analyses, verdicts, focus, unusable)
+        return result
+
+    # --- what to look at -------------------------------------------------------------------------------------------
+
+    def _idle_limits(self) -> IdleLimits:
+        t = self.thresholds
+        return IdleLimits(t.kernel_gap_ns, HostLimits(t.first_launch_factor, t.startup_stall_ns, t.stdin_read_ns))
+
+    def _steady_part(self) -> SteadyPart:
+        first_look = IdleModel(self.prepared, self._idle_limits(), None)
+        return steady_part(self.prepared, first_look, self.thresholds.startup_stall_ns)
+
+    def _scope(self, steady: SteadyPart) -> Scope:
+        if self.options.range_name is not None:
+            if self.options.window not in ("auto", "full"):
+                raise UsageError("--range and --window A:B exclude each other: a range is a window already.")
+            return range_scope(self.prepared, self.options.range_name)
+        if self.options.window == "auto" and not self._enough_after(steady):
+            # Nothing steady is left: show where the time of the whole went.
+            low, high = span(self.prepared)
+            return Scope(iv.single(low, high), "full (no steady part was found)", [])
+        return named_scope(self.prepared, self.options.window, steady)
+
+    def _enough_after(self, steady: SteadyPart) -> bool:
+        """Whether the steady part holds enough work to be judged."""
+        ops = self.prepared.operations
+        if steady.end_ns <= steady.start_ns:
+            return False
+        mine = (ops.start >= steady.start_ns) & (ops.start < steady.end_ns)
+        spent = int((ops.end - ops.start)[mine].sum())
+        t = self.thresholds
+        return int(mine.sum()) >= t.too_short_ops or spent >= t.too_short_op_ns
+
+    def _unusable(self, steady: SteadyPart, scope: Scope, analyses: list[DeviceAnalysis]) -> Verdict | None:
+        ops = self.prepared.operations
+        low, high = span(self.prepared)
+        dropped_start_up = steady.start_ns > low
+        auto = self.options.window == "auto" and self.options.range_name is None
+        kernels, graphs, copies = (int((ops.kind == kind).sum()) for kind in (op.KERNEL, op.GRAPH, op.COPY))
+        launches, graph_launches, silent = self._launch_calls()
+        idle = max(float(a.measures.value("idle_ratio") or 0) for a in analyses)
+        claims_idle = any(
+            (a.measures.value("recoverable_idle_ratio") or 0) >= self.thresholds.recoverable_idle for a in analyses
+        )
+        facts = TraceFacts(
+            operations=len(ops),
+            kernels=kernels,
+            graphs=graphs,
+            copies=copies,
+            operation_ns=int((ops.end - ops.start).sum()),
+            span_ns=high - low,
+            dropped=self.trace.dropped_operations,
+            launches=launches,
+            graph_launches=graph_launches,
+            # Where the GPU shows no idle time worth a claim, unseen graphs change nothing.
+            silent_graph_launches=silent if claims_idle else 0,
+            only_startup=auto and dropped_start_up and not self._enough_after(steady),
+            idle_ratio=idle,
+        )
+        if silent:
+            self.problems.append(
+                Problem(
+                    "graphs-not-recorded",
+                    f"{silent} of {graph_launches} CUDA-graph launches have no record of what ran on the GPU: {COLLECT_NODES}.",
+                    silent,
+                )
+            )
+        return trace_verdict(facts, self.thresholds, self.trace.diagnostics)
+
+    def _launch_calls(self) -> tuple[int, int, int]:
+        """Kernel or graph launch calls, graph launch calls, and graph launches without anything on the GPU."""
+        table = self.trace.api_calls
+        if table is None or not len(table) or self.prepared.thread_calls is None:
+            return 0, 0, 0
+        strings = self.trace.strings
+        outer = self.prepared.thread_calls.outer == np.arange(len(table))
+        launches = calls.kernel_launchers(strings)[table["name"]] & outer
+        graphs = calls.graph_launchers(strings)[table["name"]] & outer
+        served = np.zeros(len(table), dtype=np.bool_)
+        known = self.prepared.operations.launch
+        served[known[known >= 0]] = True
+        # A runtime graph launch may own its kernels through the driver call inside it.
+        served[self.prepared.thread_calls.outer[np.flatnonzero(served)]] = True
+        ok = table["return_value"] == 0
+        return int(launches.sum()), int(graphs.sum()), int((graphs & ~served & ok).sum())
+
+    def _focus(self, analyses: list[DeviceAnalysis]) -> int:
+        """The device with the largest recoverable time, whose class is the trace's."""
+        return max(
+            range(len(analyses)),
+            key=lambda i: (analyses[i].measures.value("recoverable_idle_ns") or 0, -self.trace.devices[analyses[i].device].id),
+        )
+
+    def _other_devices(self, analyses: list[DeviceAnalysis], verdicts: list[Verdict], focus: int) -> str:
+        ids = [self.trace.devices[a.device].id for a in analyses]
+        others = [f"device {ids[i]} is {v.cls}" for i, v in enumerate(verdicts) if i != focus and v.cls != verdicts[focus].cls]
+        text = f" This is device {ids[focus]}"
+        return text + ("; " + ", ".join(others) + "." if others else "; the others differ in cause only.")
+
+    # --- putting it together ---------------------------------------------------------------------------------------
+
+    def _assemble(
+        self, scope: Scope, analyses: list[DeviceAnalysis], verdicts: list[Verdict], focus: int, unusable: Verdict | None
+    ) -> Diagnosis:
+        tables = {a.device: kernel_table(self.prepared, a.rows, a.device) for a in analyses}
+        findings, not_evaluated = [], []
+        verdict = verdicts[focus]
+        if unusable is None:
+            context = _Context(self.prepared, analyses[focus], tables[analyses[focus].device], self.thresholds)
+            evaluation = evaluate(self.rules, context, self.options.scenario)
+            findings, not_evaluated = evaluation.findings, evaluation.not_evaluated
+        else:
+            not_evaluated = [
+                NotEvaluated(r.id, "a trace that can be judged") for r in self.rules.rules if not r.states
+            ]
+        for one in {id(v): v for v in verdicts}.values():
+            stating = self.rules.stating(one.cls, one.cause)
+            if stating is not None:
+                one.rule, one.remedies = stating.id, list(stating.remedies)
+        single = len(analyses) == 1
+        measures: list[Measure] = []
+        for analysis in analyses:
+            place = MeasureScope() if single else MeasureScope("device", str(self.trace.devices[analysis.device].id))
+            measures += [Measure(m.name, m.value, m.unit, m.rank, m.source, place) for m in analysis.measures]
+        window = Window(
+            int(scope.intervals.starts[0]),
+            int(scope.intervals.ends[-1]),
+            scope.how,
+            scope.left_out,
+            covered_ns=scope.intervals.total() if scope.intervals.count > 1 else None,
+        )
+        return Diagnosis(
+            verdict=verdict,
+            window=window,
+            devices=[self._device_result(a, v) for a, v in zip(analyses, verdicts, strict=True)],
+            findings=findings,
+            measures=measures,
+            not_evaluated=not_evaluated,
+            problems=self._unique_problems(),
+            provenance=self._provenance(),
+            kernel_table=_largest([row for a in analyses for row in tables[a.device]]),
+            range_table=range_table(self.prepared, scope.intervals),
+            nccl_table=nccl_table(self.prepared, scope.intervals),
+            api_table=api_table(self.prepared, scope.intervals),
+            timeline=timeline(self.trace, analyses),
+        )
+
+    def _device_result(self, analysis: DeviceAnalysis, verdict: Verdict) -> DeviceResult:
+        device = self.trace.devices[analysis.device]
+        ops = self.prepared.operations
+        kernels = analysis.rows & (ops.kind == op.KERNEL)
+        table = self.trace.kernels
+        names = table["name"][ops.row[kernels]] if table is not None else np.empty(0, dtype=np.int64)
+        pids = [self.trace.processes[p].pid for p in analysis.processes.tolist() if p >= 0]
+        return DeviceResult(
+            id=device.id,
+            name=device.name,
+            process_ids=sorted(p for p in pids if p is not None),
+            verdict=verdict,
+            kernels=KernelTotals(
+                int(kernels.sum()), int((ops.end - ops.start)[kernels].sum()), len(np.unique(names))
+            ),
+            copies=copy_rows(analysis.copies, analysis.rows & (ops.kind == op.MEMSET)),
+            slices=analysis.time.slices(),
+        )
+
+    def _empty(self) -> Diagnosis:
+        """No GPU operation at all: no window, no device, a verdict that says so."""
+        launches, graph_launches, silent = self._launch_calls()
+        facts = TraceFacts(0, 0, 0, 0, 0, 0, self.trace.dropped_operations, launches, graph_launches, silent, False, 0.0)
+        verdict = trace_verdict(facts, self.thresholds, [(s, redact(x)) for s, x in self.trace.diagnostics])
+        assert verdict is not None, "a trace without GPU operations is unusable"
+        stating = self.rules.stating(verdict.cls, None)
+        if stating is not None:
+            verdict.rule, verdict.remedies = stating.id, list(stating.remedies)
+        self._note_problems([], None)
+        return Diagnosis(
+            verdict=verdict,
+            window=Window(0, 0, "none: no GPU operation was recorded"),
+            devices=[],
+            findings=[],
+            measures=[],
+            not_evaluated=[NotEvaluated(r.id, "GPU operations") for r in self.rules.rules if not r.states],
+            problems=self._unique_problems(),
+            provenance=self._provenance(),
+        )
+
+    def _note_problems(self, analyses: list[DeviceAnalysis], scope: Scope | None) -> None:
+        for analysis in analyses:
+            self.problems += problems_of(analysis, self.thresholds)
+        trace, prepared = self.trace, self.prepared
+        dropped, kept = trace.dropped_operations, len(prepared.operations)
+        if dropped:
+            self.problems.append(
+                Problem(
+                    "coverage",
+                    f"Coverage is {100 * kept / (kept + dropped):.1f} %: {dropped} of {kept + dropped} GPU operations had no "
+                    "usable times. Gaps that a missing operation may fill count as unknown.",
+                    dropped,
+                )
+            )
+        if trace.ranges is None:
+            self.problems.append(
+                Problem("no-ranges", "Ranges were not collected (no NVTX): steps and phases cannot be named.")
+            )
+        if analyses and any(graphs_hide_kernels(prepared, a.rows) for a in analyses):
+            self.problems.append(
+                Problem(
+                    "graphs-traced-whole",
+                    f"CUDA graphs were traced whole: they count as compute, kernel figures are not available. {COLLECT_NODES[0].upper()}"
+                    f"{COLLECT_NODES[1:]}.",
+                )
+            )
+        if trace.provenance.capture.get("some_api_calls_skipped"):
+            self.problems.append(
+                Problem("api-calls-skipped", "nsys left out some CUDA calls (CUDA_SKIP_SOME_API_CALLS): the call table is not complete.")
+            )
+        said: dict[str, int] = {}
+        for severity, text in trace.diagnostics:
+            if severity in ("warning", "error"):
+                said[redact(text)] = said.get(redact(text), 0) + 1
+        self.problems += [Problem("recorder", f"nsys says: {text}", count) for text, count in said.items()]
+
+    def _unique_problems(self) -> list[Problem]:
+        """Each problem once: several devices share most of them."""
+        return list({(p.code, p.message): p for p in self.problems}.values())
+
+    def _provenance(self) -> Provenance:
+        source = self.trace.provenance
+        capture: dict[str, Any] = dict(source.capture)
+        gpus = [
+            {
+                "id": d.id,
+                "name": d.name,
+                "sm_count": d.sm_count,
+                "memory_bytes": d.memory_bytes,
+                "compute_capability": ".".join(map(str, d.compute_capability)) if d.compute_capability else None,
+            }
+            for d in sorted(self.trace.devices, key=lambda d: d.id)
+        ]
+        return Provenance(source.tool, source.tool_version, list(source.inputs), capture, gpus, __version__)
+
+
+class _Context:
+    """What the rules see: the focus device's measures and where things are."""
+
+    def __init__(
+        self, prepared: Prepared, analysis: DeviceAnalysis, table: list[KernelRow], thresholds: Thresholds
+    ) -> None:
+        self._places = Places(prepared, analysis, table, thresholds.small_kernel_ns, thresholds.small_copy_bytes)
+        self.measures = analysis.measures
+        self.window_ns = analysis.time.window_ns
+
+    def where(self, selector: str, limit: int) -> list[Any]:
+        return self._places.where(selector, limit)
+
+    def kernels(self, selector: str, limit: int) -> list[KernelRow]:
+        return self._places.kernels(selector, limit)
+
+
+def _largest(rows: list[KernelRow]) -> list[KernelRow]:
+    return sorted(rows, key=lambda r: (-r.total_ns, r.device, r.name))[:MAX_KERNEL_ROWS]
+
+
+def redact(text: str) -> str:
+    """A recorder's message without paths, which name users and machines."""
+    return re.sub(r"(?<![\w.])/(?:[\w.@+-]+/)*[\w.@+-]+", "<path>", text.strip())

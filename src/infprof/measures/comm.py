@@ -1,0 +1,67 @@
+"""Communication between devices: how much of it compute hides, message sizes, and waiting for the last rank."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from infprof.hardware import lookup
+from infprof.measures import operations as op
+from infprof.measures.operations import Prepared
+from infprof.measures.ranges import nccl_table
+from infprof.measures.slices import DeviceTime
+from infprof.results import Measures
+from infprof.trace import BoolArray, IntArray
+
+# Ranks are compared only if this share of their collectives has the same name in the same place.
+MATCHED_SHARE = 0.9
+
+
+def add_comm(measures: Measures, prepared: Prepared, time: DeviceTime, rows: BoolArray) -> None:
+    """Communication measures of one device. Spread = how long its collectives waited for the last device to arrive."""
+    ops = prepared.operations
+    mine = rows & (ops.kind == op.KERNEL) & ops.is_comm
+    total = time.comm.total()
+    hidden = total - time.exposed_comm.total()
+    measures.add("comm_count", int(mine.sum()), "count")
+    measures.add("comm_total_ns", total, "ns")
+    measures.add("comm_hidden_ratio", hidden / total if total else None, "ratio")
+    sized = [row for row in nccl_table(prepared, time.scope) if row.bytes is not None]
+    moved = sum((row.bytes or 0) * row.count for row in sized)
+    spent = sum(row.total_ns for row in sized)
+    measures.add("comm_bytes", moved if sized else None, "bytes", "B", "NCCL ranges")
+    measures.add("comm_bytes_per_s", moved * 1e9 / spent if spent else None, "bytes_per_s", "B", "NCCL ranges")
+    device = prepared.trace.devices[time.device]
+    peaks = lookup(device.name, sm_count=device.sm_count, memory_bytes=device.memory_bytes)
+    peak = peaks.nvlink_bytes_per_s if peaks is not None else None
+    measures.add("nvlink_peak_bytes_per_s", peak, "bytes_per_s", "D", "device table")
+    waited = arrival_wait(prepared, time, mine)
+    measures.add("comm_spread_ns", waited, "ns")
+    measures.add("comm_spread_ratio", waited / total if waited is not None and total else None, "ratio")
+
+
+def arrival_wait(prepared: Prepared, time: DeviceTime, mine: BoolArray) -> int | None:
+    """How long this device's collectives ran before the last device began the same one; None if they do not match.
+
+    The k-th collective of each device is the same operation when names agree; kernels of a collective start as their
+    rank arrives and end together.
+    """
+    ops, table = prepared.operations, prepared.trace.kernels
+    if table is None or not mine.any():
+        return None
+    low, high = int(time.scope.starts[0]), int(time.scope.ends[-1])
+    inside = (ops.kind == op.KERNEL) & ops.is_comm & (ops.end > low) & (ops.start < high)
+    devices = np.unique(ops.device[inside]).tolist()
+    if len(devices) < 2 or time.device not in devices:
+        return None
+    chains = [np.flatnonzero(inside & (ops.device == device)) for device in devices]
+    if len({len(chain) for chain in chains}) > 1:
+        return None
+    names = [table["name"][ops.row[chain]] for chain in chains]
+    same = np.mean([np.mean(names[0] == other) for other in names[1:]])
+    if same < MATCHED_SHARE:
+        return None
+    starts: list[IntArray] = [ops.start[chain] for chain in chains]
+    last = np.max(np.stack(starts), axis=0)
+    own = chains[devices.index(time.device)]
+    waited = np.clip(last - ops.start[own], 0, ops.end[own] - ops.start[own])
+    return int(waited.sum())

@@ -1,0 +1,155 @@
+"""Hardware counters (rank A): nsys GPU metrics averaged over the samples that lie in compute time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from infprof.measures import intervals as iv
+from infprof.measures.intervals import Intervals
+from infprof.measures.operations import Prepared
+from infprof.results import Measures
+from infprof.trace import BoolArray, FloatArray, IntArray
+
+# Measure → base names, case-folded, over the versions of nsys. A bracket says the unit; only shares of peak count.
+_METRICS = {
+    "sm_active_ratio": (r"sms? active",),
+    "sm_issue_ratio": (r"sm issue",),
+    "tensor_active_ratio": (r"tensor active( / fp16 active)?",),
+    "dram_read_ratio": (r"dram read (bandwidth|throughput)",),
+    "dram_write_ratio": (r"dram write (bandwidth|throughput)",),
+    "pcie_rx_ratio": (r"pcie rx throughput",),
+    "pcie_tx_ratio": (r"pcie tx throughput",),
+    "nvlink_rx_ratio": (r"nvlink rx (requests|responses)( user| protocol) data", r"nvlink rx (bandwidth|throughput)"),
+    "nvlink_tx_ratio": (r"nvlink tx (requests|responses)( user| protocol) data", r"nvlink tx (bandwidth|throughput)"),
+    "gr_active_ratio": (r"gr active", r"gpu active"),
+}
+# Parts of one link's traffic add up; every other measure takes its one metric.
+_ADDED = ("nvlink_rx_ratio", "nvlink_tx_ratio")
+_WHOLE_WINDOW = ("pcie_rx_ratio", "pcie_tx_ratio", "nvlink_rx_ratio", "nvlink_tx_ratio", "gr_active_ratio")
+# A sample speaks for compute when compute covers this share of its period.
+COVERED_SHARE = 0.5
+# Another process uses the GPU when the SMs are this busy in most samples in which this trace shows it idle.
+SHARED_ACTIVE, SHARED_SHARE, SHARED_SAMPLES = 0.2, 0.5, 20
+
+
+@dataclass
+class Counters:
+    """The usable samples of one device, by measure."""
+
+    samples: dict[str, list[tuple[IntArray, FloatArray]]]
+    shared_gpu: bool
+
+
+def read_counters(prepared: Prepared, device: int, busy: Intervals, scope: Intervals) -> Counters | None:
+    """The device's samples inside the scope and inside the stretch in which its counters live; None if none."""
+    table, strings = prepared.trace.counters, prepared.trace.strings
+    if table is None or not len(table):
+        return None
+    mine = np.flatnonzero((table["device"] == device) & iv.contains(scope, table["time"]))
+    if not len(mine):
+        return None
+    metric = table["metric"][mine]
+    order = np.argsort(metric, kind="stable")
+    mine, metric = mine[order], metric[order]
+    ids, first = np.unique(metric, return_index=True)
+    found: dict[str, list[tuple[IntArray, FloatArray]]] = {}
+    for index, low, high in zip(ids.tolist(), first, np.append(first[1:], len(metric)), strict=True):
+        name = _measure_of(strings[index])
+        if name is not None:
+            rows = mine[low:high]
+            found.setdefault(name, []).append((table["time"][rows], table["value"][rows] / 100.0))
+    live = _alive(found)
+    if live is None:
+        return None
+    kept = {
+        name: [(times[(times >= live[0]) & (times <= live[1])], values[(times >= live[0]) & (times <= live[1])]) for times, values in parts]
+        for name, parts in found.items()
+    }
+    return Counters(kept, _shared(kept, busy))
+
+
+def _measure_of(metric: str) -> str | None:
+    base = metric.strip().lower()
+    bracket = re.search(r"\[(.*)\]$", base)
+    if bracket is not None:
+        # The same metric also comes as an average or a cycle count: only a share of peak is one.
+        if "throughput %" not in bracket[1] and bracket[1].strip() != "%":
+            return None
+        base = base[: bracket.start()].strip()
+    return next((name for name, patterns in _METRICS.items() if any(re.fullmatch(p, base) for p in patterns)), None)
+
+
+def _alive(found: dict[str, list[tuple[IntArray, FloatArray]]]) -> tuple[int, int] | None:
+    """From the first to the last sample that is not zero in any metric: outside, the counters did not run."""
+    edges = [
+        (int(times[values > 0].min()), int(times[values > 0].max()))
+        for parts in found.values()
+        for times, values in parts
+        if (values > 0).any()
+    ]
+    return (min(a for a, _ in edges), max(b for _, b in edges)) if edges else None
+
+
+def _period(times: IntArray) -> int:
+    return int(np.median(np.diff(times))) if len(times) > 1 else 100_000
+
+
+def _share_covered(inside: Intervals, times: IntArray) -> FloatArray:
+    """The share of each sample's period, which ends at its time, that the set covers."""
+    period = max(_period(times), 1)
+    return iv.covered(inside, times - period, times) / period
+
+
+def _shared(kept: dict[str, list[tuple[IntArray, FloatArray]]], busy: Intervals) -> bool:
+    for name in ("sm_active_ratio", "gr_active_ratio", "sm_issue_ratio"):
+        for times, values in kept.get(name, []):
+            idle = _share_covered(busy, times) == 0
+            if idle.sum() >= SHARED_SAMPLES and (values[idle] >= SHARED_ACTIVE).mean() >= SHARED_SHARE:
+                return True
+        if name in kept:
+            return False
+    return False
+
+
+def add_counters(measures: Measures, counters: Counters | None, compute: Intervals, why_none: str) -> None:
+    """Counter measures: limits of a busy GPU over samples in compute time, links and engine over the whole window."""
+    source = "GPU metrics"
+    if counters is None:
+        for name in (*_METRICS, "sm_throughput_ratio", "dram_ratio", "pcie_ratio", "nvlink_ratio"):
+            measures.add(name, None, "ratio", "A", why_none)
+        measures.add("counter_sample_count", 0, "count", "A", why_none)
+        return
+    used = 0
+    for name in _METRICS:
+        parts = counters.samples.get(name, [])
+        means = []
+        for times, values in parts:
+            chosen: BoolArray = np.ones(len(times), dtype=np.bool_)
+            if name not in _WHOLE_WINDOW:
+                chosen = _share_covered(compute, times) >= COVERED_SHARE
+            if chosen.any():
+                means.append(float(values[chosen].mean()))
+                if name not in _WHOLE_WINDOW:
+                    used = max(used, int(chosen.sum()))
+        combine = sum if name in _ADDED else max
+        measures.add(name, min(float(combine(means)), 1.0) if means else None, "ratio", "A", source)
+    measures.add("counter_sample_count", used, "count", "A", source)
+
+    def value(name: str) -> float | None:
+        return measures.value(name)
+
+    issue, tensor = value("sm_issue_ratio"), value("tensor_active_ratio")
+    both = [v for v in (issue, tensor) if v is not None]
+    measures.add("sm_throughput_ratio", max(both) if both else None, "ratio", "A", source)
+    read, write = value("dram_read_ratio"), value("dram_write_ratio")
+    # Reads and writes are each a share of the same peak: they add up.
+    measures.add("dram_ratio", min(read + write, 1.0) if read is not None and write is not None else None, "ratio", "A", source)
+    for name, first, second in (
+        ("pcie_ratio", "pcie_rx_ratio", "pcie_tx_ratio"),
+        ("nvlink_ratio", "nvlink_rx_ratio", "nvlink_tx_ratio"),
+    ):
+        ends = [v for v in (value(first), value(second)) if v is not None]
+        measures.add(name, max(ends) if ends else None, "ratio", "A", source)

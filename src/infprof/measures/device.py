@@ -1,0 +1,182 @@
+"""All measures of one device inside a scope: time accounting first, then what explains it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from infprof.measures import host
+from infprof.measures import intervals as iv
+from infprof.measures import operations as op
+from infprof.measures.comm import add_comm
+from infprof.measures.copies import DeviceCopies, add_copies
+from infprof.measures.counters import Counters, add_counters, read_counters
+from infprof.measures.host_calls import add_host_calls, add_profiler
+from infprof.measures.idle import IdleModel
+from infprof.measures.intervals import Intervals
+from infprof.measures.kernels import add_kernels
+from infprof.measures.launches import add_launches
+from infprof.measures.names import MEASURES
+from infprof.measures.operations import Prepared
+from infprof.measures.slices import DeviceTime, device_time
+from infprof.results import COPY_CAUSES, IDLE_CAUSES, Measures
+from infprof.trace import BoolArray, IntArray
+
+# A host thread is not using the CPU for the program while it is in one of these.
+_BLOCKED = (host.SYNC, host.LOCK, host.IO, host.POLL, host.TERMINAL, host.PROFILER_TIME)
+
+
+class MeasureLimits(NamedTuple):
+    """Thresholds that measures need (from rules/limits.yaml)."""
+
+    unexplained_max: float
+    small_kernel_ns: int
+    small_copy_bytes: int
+
+
+@dataclass
+class DeviceAnalysis:
+    """One device: its time, its measures, and the rows they were made of."""
+
+    device: int
+    time: DeviceTime
+    measures: Measures
+    rows: BoolArray
+    copies: DeviceCopies
+    counters: Counters | None
+    processes: IntArray
+    unexplained_excluded: bool
+
+
+def analyze_device(
+    prepared: Prepared, model: IdleModel, device: int, scope: Intervals, limits: MeasureLimits
+) -> DeviceAnalysis:
+    """Time accounting and every measure of a device in a scope."""
+    ops = prepared.operations
+    time = device_time(prepared, model, device, scope)
+    # A kernel that the scope cuts still belongs to it.
+    rows = (ops.device == device) & (iv.covered(scope, ops.start, ops.end) > 0)
+    processes = np.unique(ops.process[ops.device == device])
+    measures = Measures()
+    excluded = _add_time(measures, time, limits)
+    demand = int(measures.value("demand_ns") or 0)
+    copies = DeviceCopies(prepared, time, rows)
+    counters = read_counters(prepared, device, model.busy(device), scope)
+    _add_loop(measures, prepared, model, time, demand)
+    add_launches(measures, prepared, rows)
+    add_kernels(measures, prepared, rows, time.compute, scope, device, limits.small_kernel_ns)
+    add_copies(measures, copies, demand, limits.small_copy_bytes)
+    add_comm(measures, prepared, time, rows)
+    add_host_calls(measures, prepared, scope, processes)
+    add_profiler(measures, prepared, scope)
+    _add_memory(measures, prepared, device, scope)
+    why_none = "GPU metrics were not collected" if prepared.trace.counters is None else "no GPU metrics of this device"
+    add_counters(measures, counters, time.compute, why_none)
+    unknown = [m.name for m in measures if m.name not in MEASURES]
+    if unknown:
+        raise AssertionError(f"measures without an entry in names.py: {unknown}")
+    return DeviceAnalysis(device, time, measures, rows, copies, counters, processes, excluded)
+
+
+def _add_time(measures: Measures, time: DeviceTime, limits: MeasureLimits) -> bool:
+    """Slices and their shares of D; returns whether large unexplained idle time was taken out of D."""
+    window = time.window_ns
+    gaps = time.gaps
+    by_cause = {cause: gaps.cause_ns(cause) for cause in IDLE_CAUSES}
+    idle = sum(by_cause.values())
+    comm = time.exposed_comm.total()
+    copies = {cause: time.exposed_copy[cause].total() for cause in COPY_CAUSES}
+    unexplained = by_cause["dependency"] - int(gaps.explained_ns.sum()) + by_cause["unknown"]
+    excluded = unexplained > limits.unexplained_max * window
+    demand = window - by_cause["no-demand"] - by_cause["profiler"] - (unexplained if excluded else 0)
+    recoverable = idle - by_cause["kernel-gap"] - by_cause["no-demand"] - by_cause["profiler"]
+    recoverable -= unexplained if excluded else 0
+
+    def share(part: int, whole: int = demand) -> float | None:
+        return part / whole if whole > 0 else None
+
+    measures.add("window_ns", window, "ns")
+    measures.add("demand_ns", demand, "ns")
+    measures.add("compute_ns", time.compute.total(), "ns")
+    measures.add("compute_ratio", share(time.compute.total()), "ratio")
+    measures.add("exposed_comm_ns", comm, "ns")
+    measures.add("exposed_comm_ratio", share(comm), "ratio")
+    measures.add("exposed_copy_ns", sum(copies.values()), "ns")
+    for cause, spent in copies.items():
+        measures.add(f"exposed_copy_{cause}_ns", spent, "ns")
+    host_copy = copies["h2d"] + copies["d2h"] + copies["uvm"]
+    measures.add("exposed_host_copy_ns", host_copy, "ns")
+    measures.add("exposed_host_copy_ratio", share(host_copy), "ratio")
+    measures.add("busy_ns", window - idle, "ns")
+    measures.add("busy_ratio", share(window - idle, window), "ratio")
+    measures.add("idle_ns", idle, "ns")
+    measures.add("idle_ratio", share(idle, window), "ratio")
+    for cause, spent in by_cause.items():
+        name = cause.replace("-", "_")
+        measures.add(f"idle_{name}_ns", spent, "ns")
+        measures.add(f"idle_{name}_ratio", share(spent), "ratio")
+    measures.add("recoverable_idle_ns", recoverable, "ns")
+    measures.add("recoverable_idle_ratio", share(recoverable), "ratio")
+    measures.add("no_demand_ratio", share(by_cause["no-demand"], window), "ratio")
+    measures.add("profiler_ratio", share(by_cause["profiler"], window), "ratio")
+    measures.add("unexplained_ratio", share(unexplained, window), "ratio")
+    return excluded
+
+
+def _add_loop(measures: Measures, prepared: Prepared, model: IdleModel, time: DeviceTime, demand: int) -> None:
+    """The shape of the host's loop: whether its own part is longer than the GPU's, which decides what a sync costs.
+
+    Where the host's part is the longer one, removing the wait gains nothing: the time after it is host work. Else the
+    host could have run ahead, and the time is the sync's.
+    """
+    gaps = time.gaps
+    measures.add("idle_gap_count", len(gaps.starts), "count")
+    measures.add("sync_gap_count", int((gaps.held & (gaps.causes.sum(axis=0) > 0)).sum()), "count")
+    measures.add("new_kernel_stall_count", int(gaps.new_kernel.sum()), "count")
+    busy = time.window_ns - int(gaps.lengths.sum())
+    thread = launching_thread(prepared, time)
+    host_time = None
+    if thread is not None:
+        spent = model.timelines.spent(thread, time.scope.starts, time.scope.ends)
+        blocked = int(sum(spent[label].sum() for label in _BLOCKED))
+        host_time = max(time.window_ns - blocked, 0)
+    measures.add("host_time_ns", host_time, "ns")
+    measures.add("host_to_gpu_ratio", host_time / busy if host_time is not None and busy else None, "ratio")
+    host_is_longer = host_time is not None and host_time >= busy
+    work, sync = gaps.cause_ns("host-work"), gaps.cause_ns("sync")
+    loop = work + (sync if host_is_longer else 0)
+    loss = 0 if host_is_longer else sync
+    measures.add("idle_host_loop_ns", loop, "ns")
+    measures.add("idle_host_loop_ratio", loop / demand if demand > 0 else None, "ratio")
+    measures.add("idle_sync_loss_ns", loss, "ns")
+    measures.add("idle_sync_loss_ratio", loss / demand if demand > 0 else None, "ratio")
+
+
+def launching_thread(prepared: Prepared, time: DeviceTime) -> int | None:
+    """The thread that launches most of the device's operations in the scope."""
+    ops, table = prepared.operations, prepared.trace.api_calls
+    if table is None:
+        return None
+    low, high = int(time.scope.starts[0]), int(time.scope.ends[-1])
+    mine = (ops.device == time.device) & (ops.launch >= 0) & (ops.end > low) & (ops.start < high)
+    kernels = mine & ((ops.kind == op.KERNEL) | (ops.kind == op.GRAPH))
+    chosen = kernels if kernels.any() else mine
+    threads = table["thread"][ops.launch[chosen]]
+    threads = threads[threads >= 0]
+    return int(np.bincount(threads).argmax()) if len(threads) else None
+
+
+def _add_memory(measures: Measures, prepared: Prepared, device: int, scope: Intervals) -> None:
+    table = prepared.trace.memory_events
+    if table is None:
+        measures.add("device_memory_peak_bytes", None, "bytes", source="memory usage was not collected")
+        return
+    # The sum runs from the start of the trace: what was allocated before the window is still there.
+    mine = (table["device"] == device) & (table["time"] < int(scope.ends[-1]))
+    live = np.cumsum(table["delta"][mine])
+    inside = live[table["time"][mine] >= int(scope.starts[0])]
+    before = live[len(live) - len(inside) - 1 : len(live) - len(inside)]
+    peak = int(np.concatenate([before, inside]).max(initial=0))
+    measures.add("device_memory_peak_bytes", peak, "bytes")

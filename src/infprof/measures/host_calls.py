@@ -1,0 +1,135 @@
+"""What host calls cost: synchronising, allocating, loading modules; retries of failed allocations; profiler overhead."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from infprof.measures import calls
+from infprof.measures import intervals as iv
+from infprof.measures.intervals import Intervals
+from infprof.measures.operations import Prepared
+from infprof.results import ApiRow, Measures
+from infprof.trace import PROFILER, BoolArray, IntArray
+
+_NAMES = (
+    ("sync_call_count", "count"),
+    ("sync_call_ns", "ns"),
+    ("sync_call_per_s", "per_s"),
+    ("allocator_call_count", "count"),
+    ("allocator_call_ns", "ns"),
+    ("allocator_failed_count", "count"),
+    ("allocator_retry_count", "count"),
+    ("pinned_alloc_count", "count"),
+    ("module_load_count", "count"),
+    ("module_load_call_ns", "ns"),
+)
+
+
+def calls_in(prepared: Prepared, scope: Intervals, processes: IntArray) -> IntArray:
+    """Rows of the CUDA calls of these processes that overlap the scope."""
+    table = prepared.trace.api_calls
+    if table is None:
+        return np.empty(0, dtype=np.int64)
+    inside = iv.covered(scope, table["start"], np.maximum(table["end"], table["start"] + 1)) > 0
+    return np.flatnonzero(inside & np.isin(table["process"], processes))
+
+
+def add_host_calls(measures: Measures, prepared: Prepared, scope: Intervals, processes: IntArray) -> None:
+    """Call measures of the processes that use a device; times are clipped to the scope, nested calls count once."""
+    table = prepared.trace.api_calls
+    if table is None or prepared.thread_calls is None:
+        for name, unit in _NAMES:
+            measures.add(name, None, unit, source="CUDA calls were not collected")
+        return
+    rows = calls_in(prepared, scope, processes)
+    top = prepared.thread_calls.outer[rows] == rows
+    rows = rows[top]
+    name = table["name"][rows]
+    kind = prepared.api_kinds[name]
+    spent = iv.covered(scope, table["start"][rows], table["end"][rows])
+    window = scope.total()
+    strings = prepared.trace.strings
+    sync, allocator, module = kind == calls.SYNC, kind == calls.ALLOCATOR, kind == calls.MODULE
+    measures.add("sync_call_count", int(sync.sum()), "count")
+    measures.add("sync_call_ns", int(spent[sync].sum()), "ns")
+    measures.add("sync_call_per_s", int(sync.sum()) * 1e9 / window if window else None, "per_s")
+    measures.add("allocator_call_count", int(allocator.sum()), "count")
+    measures.add("allocator_call_ns", int(spent[allocator].sum()), "ns")
+    failed = allocator & (table["return_value"][rows] != 0)
+    measures.add("allocator_failed_count", int(failed.sum()), "count")
+    starts, _ = retry_windows(prepared)
+    retries = starts[iv.contains(scope, starts)] if len(starts) else starts
+    measures.add("allocator_retry_count", len(retries), "count")
+    measures.add("pinned_alloc_count", int(calls.pinned_allocators(strings)[name].sum()) if len(name) else 0, "count")
+    measures.add("module_load_count", int(module.sum()), "count")
+    measures.add("module_load_call_ns", int(spent[module].sum()), "ns")
+
+
+def retry_windows(prepared: Prepared) -> tuple[IntArray, IntArray]:
+    """Start and end of allocation retries of all threads: a failed allocation, frees, a successful one.
+
+    Caching allocators answer a failed cudaMalloc by synchronising and freeing what they cached, then try again.
+    """
+    table, nested = prepared.trace.api_calls, prepared.thread_calls
+    none = np.empty(0, dtype=np.int64)
+    if table is None or nested is None:
+        return none, none
+    if not (table["return_value"] != 0).any():
+        return none, none
+    frees = calls.matching(prepared.trace.strings, r"Free|Release|Unmap")
+    starts, ends = [], []
+    for rows in nested.rows.values():
+        mine = rows[prepared.api_kinds[table["name"][rows]] == calls.ALLOCATOR]
+        is_free = frees[table["name"][mine]]
+        failed = ~is_free & (table["return_value"][mine] != 0)
+        if not failed.any():
+            continue
+        done = np.flatnonzero(~is_free & (table["return_value"][mine] == 0))
+        freed = np.concatenate([[0], np.cumsum(is_free)])
+        at = np.flatnonzero(failed)
+        following = np.searchsorted(done, at)
+        at, following = at[following < len(done)], following[following < len(done)]
+        success = done[following]
+        freeing = freed[success] - freed[at] > 0
+        at, success = at[freeing], success[freeing]
+        # Several failures before one success are one retry, from the first of them on.
+        success, first = np.unique(success, return_index=True)
+        starts.append(table["start"][mine[at[first]]])
+        ends.append(table["end"][mine[success]])
+    return (np.concatenate(starts), np.concatenate(ends)) if starts else (none, none)
+
+
+def api_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[ApiRow]:
+    """CUDA calls by name, all processes, most time first; whole durations of the calls that overlap the scope.
+
+    Runtime and driver calls are counted each, as ``nsys stats`` does: a runtime call includes the driver call inside it.
+    """
+    table = prepared.trace.api_calls
+    if table is None:
+        return []
+    rows = calls_in(prepared, scope, np.arange(-1, len(prepared.trace.processes)))
+    if not len(rows):
+        return []
+    names, group = np.unique(table["name"][rows], return_inverse=True)
+    length = (table["end"] - table["start"])[rows]
+    total = np.zeros(len(names), dtype=np.int64)
+    np.add.at(total, group, length)
+    count = np.bincount(group, minlength=len(names))
+    failed = np.bincount(group, weights=table["return_value"][rows] != 0, minlength=len(names))
+    order = np.lexsort((names, -total))[:limit]
+    strings = prepared.trace.strings
+    return [ApiRow(strings[names[i]], int(count[i]), int(total[i]), int(failed[i])) for i in order]
+
+
+def add_profiler(measures: Measures, prepared: Prepared, scope: Intervals) -> None:
+    """The profiler's own intervals in the scope, whether or not the GPU waited for them."""
+    table = prepared.trace.overheads
+    if table is None:
+        measures.add("profiler_overhead_count", 0, "count")
+        measures.add("profiler_overhead_ns", 0, "ns")
+        return
+    own = table["kind"] == PROFILER
+    inside: BoolArray = own & (iv.covered(scope, table["start"], table["end"]) > 0)
+    covered = iv.intersect(iv.union(table["start"][own], table["end"][own]), scope)
+    measures.add("profiler_overhead_count", int(inside.sum()), "count")
+    measures.add("profiler_overhead_ns", covered.total(), "ns")

@@ -1,0 +1,194 @@
+"""The kernel table, small kernels, and compute time by what the kernels are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from infprof.measures import intervals as iv
+from infprof.measures import operations as op
+from infprof.measures.intervals import Intervals
+from infprof.measures.operations import Prepared
+from infprof.results import KernelRow, Measures
+from infprof.trace import BoolArray, IntArray
+
+
+def kernel_table(prepared: Prepared, rows: BoolArray, device: int) -> list[KernelRow]:
+    """One line per kernel name of a device, most time first.
+
+    p50 and p95 are nearest-rank percentiles of the durations; grid and block are those of the longest run.
+    """
+    ops, table = prepared.operations, prepared.trace.kernels
+    chosen = np.flatnonzero(rows & (ops.kind == op.KERNEL))
+    if table is None or not len(chosen):
+        return []
+    at = ops.row[chosen]
+    name, length = table["name"][at], (ops.end - ops.start)[chosen]
+    order = np.lexsort((length, name))
+    name, length, at = name[order], length[order], at[order]
+    names, first = np.unique(name, return_index=True)
+    last = np.append(first[1:], len(name))
+    counts = last - first
+    totals = np.add.reduceat(length, first)
+    # Nearest rank: the smallest value that at least q of all values do not exceed.
+    p50 = length[first + np.maximum(-(-counts * 50 // 100), 1) - 1]
+    p95 = length[first + np.maximum(-(-counts * 95 // 100), 1) - 1]
+    longest = at[last - 1]
+    everything = int(totals.sum())
+    strings, classes = prepared.trace.strings, prepared.kernel_classes
+
+    def known(value: int) -> int | None:
+        return value if value >= 0 else None
+
+    lines = [
+        KernelRow(
+            name=strings[n],
+            device=prepared.trace.devices[device].id,
+            calls=int(counts[i]),
+            total_ns=int(totals[i]),
+            mean_ns=float(totals[i] / counts[i]),
+            p50_ns=int(p50[i]),
+            p95_ns=int(p95[i]),
+            share=float(totals[i] / everything),
+            kernel_class=classes[n].kind,
+            precision=classes[n].precision,
+            grid_blocks=known(int(table["grid_blocks"][longest[i]])),
+            block_threads=known(int(table["block_threads"][longest[i]])),
+        )
+        for i, n in enumerate(names.tolist())
+    ]
+    return sorted(lines, key=lambda line: (-line.total_ns, line.name))
+
+
+def few_sm_rows(prepared: Prepared, rows: BoolArray, sm_count: int | None) -> BoolArray:
+    """Kernels whose grid has fewer blocks than half of the SMs: most of the device is empty while they run."""
+    ops, table = prepared.operations, prepared.trace.kernels
+    out = np.zeros(len(ops), dtype=np.bool_)
+    if table is None or sm_count is None:
+        return out
+    plain = rows & (ops.kind == op.KERNEL) & ~ops.is_comm
+    blocks = table["grid_blocks"][ops.row[plain]]
+    out[plain] = (blocks >= 0) & (2 * blocks < sm_count)
+    return out
+
+
+def class_rows(prepared: Prepared, rows: BoolArray, test: str) -> BoolArray:
+    """Kernels by class: ``gemm``, ``attention``, ``unknown`` or ``fp32_gemm``."""
+    ops, table = prepared.operations, prepared.trace.kernels
+    out = np.zeros(len(ops), dtype=np.bool_)
+    if table is None:
+        return out
+    wanted = np.zeros(len(prepared.trace.strings) + 1, dtype=np.bool_)
+    for index, kernel_class in prepared.kernel_classes.items():
+        if test == "fp32_gemm":
+            wanted[index] = kernel_class.fp32_gemm
+        elif test == "unknown":
+            wanted[index] = kernel_class.kind in ("other", "unknown")
+        else:
+            wanted[index] = kernel_class.kind == test
+    plain = rows & (ops.kind == op.KERNEL)
+    out[plain] = wanted[table["name"][ops.row[plain]]]
+    return out
+
+
+def small_rows(prepared: Prepared, rows: BoolArray, small_kernel_ns: int) -> BoolArray:
+    ops = prepared.operations
+    return np.asarray(rows & (ops.kind == op.KERNEL) & (ops.end - ops.start < small_kernel_ns), dtype=np.bool_)
+
+
+def add_kernels(
+    measures: Measures,
+    prepared: Prepared,
+    rows: BoolArray,
+    compute: Intervals,
+    scope: Intervals,
+    device: int,
+    small_kernel_ns: int,
+) -> None:
+    """Kernel measures of the operations chosen by ``rows``; times of classes are unions inside compute time."""
+    ops, trace = prepared.operations, prepared.trace
+    sm_count = trace.devices[device].sm_count
+    measures.add("sm_count", sm_count, "count", source="device description")
+    names = (
+        ("kernel_count", "count"),
+        ("kernel_total_ns", "ns"),
+        ("kernel_mean_ns", "ns"),
+        ("kernel_p50_ns", "ns"),
+        ("kernel_concurrency", "ratio"),
+        ("small_kernel_count", "count"),
+        ("small_kernel_ratio", "ratio"),
+        ("small_kernel_time_ratio", "ratio"),
+        ("small_kernel_per_s", "per_s"),
+        ("top_kernel_ratio", "ratio"),
+    )
+    by_name = (
+        ("gemm_ns", "ns"),
+        ("attention_ns", "ns"),
+        ("fp32_gemm_ns", "ns"),
+        ("fp32_gemm_ratio", "ratio"),
+        ("kernel_class_unknown_ratio", "ratio"),
+        ("few_sm_kernel_ns", "ns"),
+        ("few_sm_kernel_ratio", "ratio"),
+        ("single_block_kernel_ns", "ns"),
+    )
+    table = trace.kernels
+    if table is None or graphs_hide_kernels(prepared, rows):
+        reason = "CUDA graphs were traced whole" if trace.graphs is not None else "kernels were not collected"
+        for name, unit in (*names, *by_name):
+            measures.add(name, None, unit, source=reason)
+        return
+    mine = rows & (ops.kind == op.KERNEL)
+    length = (ops.end - ops.start)[mine]
+    count, total = len(length), int(length.sum())
+    covered = iv.union(ops.start[mine], ops.end[mine]).total()
+    small = length < small_kernel_ns
+    window = scope.total()
+    measures.add("kernel_count", count, "count")
+    measures.add("kernel_total_ns", total, "ns")
+    measures.add("kernel_mean_ns", total / count if count else None, "ns")
+    measures.add("kernel_p50_ns", int(np.median(length)) if count else None, "ns")
+    measures.add("kernel_concurrency", total / covered if covered else None, "ratio")
+    measures.add("small_kernel_count", int(small.sum()), "count")
+    measures.add("small_kernel_ratio", int(small.sum()) / count if count else None, "ratio")
+    measures.add("small_kernel_time_ratio", int(length[small].sum()) / total if total else None, "ratio")
+    measures.add("small_kernel_per_s", int(small.sum()) * 1e9 / window if window else None, "per_s")
+    if count:
+        _, group = np.unique(table["name"][ops.row[mine]], return_inverse=True)
+        largest = float(np.bincount(group, weights=length.astype(np.float64)).max())
+        measures.add("top_kernel_ratio", largest / total if total else None, "ratio")
+    else:
+        measures.add("top_kernel_ratio", None, "ratio")
+    compute_ns = compute.total()
+
+    def time_of(chosen: BoolArray) -> int:
+        return iv.intersect(iv.union(ops.start[chosen], ops.end[chosen]), compute).total()
+
+    fp32 = time_of(class_rows(prepared, rows, "fp32_gemm"))
+    unknown = class_rows(prepared, rows, "unknown")
+    rank, source = "D", "kernel names"
+    measures.add("gemm_ns", _sum(ops.end - ops.start, class_rows(prepared, rows, "gemm")), "ns", rank, source)
+    measures.add("attention_ns", _sum(ops.end - ops.start, class_rows(prepared, rows, "attention")), "ns", rank, source)
+    measures.add("fp32_gemm_ns", fp32, "ns", rank, source)
+    measures.add("fp32_gemm_ratio", fp32 / compute_ns if compute_ns else None, "ratio", rank, source)
+    measures.add(
+        "kernel_class_unknown_ratio", _sum(ops.end - ops.start, unknown) / total if total else None, "ratio", rank, source
+    )
+    source = "launch geometry"
+    few = time_of(few_sm_rows(prepared, rows, sm_count)) if sm_count else None
+    measures.add("few_sm_kernel_ns", few, "ns", rank, source)
+    measures.add("few_sm_kernel_ratio", few / compute_ns if few is not None and compute_ns else None, "ratio", rank, source)
+    one_block = np.zeros(len(ops), dtype=np.bool_)
+    plain = mine & ~ops.is_comm
+    one_block[plain] = table["grid_blocks"][ops.row[plain]] == 1
+    measures.add("single_block_kernel_ns", time_of(one_block), "ns", rank, source)
+
+
+def graphs_hide_kernels(prepared: Prepared, rows: BoolArray) -> bool:
+    """Whether most kernel time ran in graphs that were traced whole, so that kernel figures would cover the rest only."""
+    ops = prepared.operations
+    length = ops.end - ops.start
+    whole = _sum(length, rows & (ops.kind == op.GRAPH))
+    return whole > _sum(length, rows & (ops.kind == op.KERNEL))
+
+
+def _sum(values: IntArray, chosen: BoolArray) -> int:
+    return int(values[chosen].sum())

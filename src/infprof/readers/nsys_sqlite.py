@@ -1,0 +1,1063 @@
+"""Nsight Systems' SQLite export, 2020 to 2026, as a Trace.
+
+The schema moves between versions, so every decision looks at the tables and columns of the file itself. Tables exist
+only when they have rows (lazy export): a missing table is "not collected". Layout of the ids (NVIDIA's documentation):
+``globalTid = hw<<56 | vm<<48 | pid<<24 | tid`` and ``globalPid = globalTid`` with tid 0.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infprof import trace as t
+from infprof.errors import InfprofError
+from infprof.readers.sqlite_columns import IntColumn, SqliteFile
+from infprof.results import Problem
+from infprof.trace import BoolArray, IntArray
+
+SQLITE_MAGIC = b"SQLite format 3\0"
+GZIP_MAGIC = b"\x1f\x8b"
+TID_MASK = 0xFFFFFF
+
+# Everything by which an nsys export is told from any other SQLite file.
+KNOWN_TABLES = (
+    "StringIds",
+    "CUPTI_ACTIVITY_KIND_KERNEL",
+    "CUPTI_ACTIVITY_KIND_RUNTIME",
+    "CUPTI_ACTIVITY_KIND_MEMCPY",
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+    "NVTX_EVENTS",
+    "OSRT_API",
+    "META_DATA_EXPORT",
+    "EXPORT_META_DATA",
+    "TARGET_INFO_SYSTEM_ENV",
+)
+
+DAY_NS = 86_400 * 10**9
+# No capture spans more than this around its median event; stamps outside are counter overflows or unset records.
+PLAUSIBLE_SPAN_NS = 30 * DAY_NS
+
+_COPY_KINDS = {
+    1: t.H2D,
+    2: t.D2H,
+    3: t.H2D,
+    4: t.D2H,
+    5: t.D2D,
+    6: t.D2D,
+    7: t.D2D,
+    8: t.D2D,
+    9: t.H2H,
+    10: t.P2P,
+    11: t.UVM,
+    12: t.UVM,
+    13: t.UVM,
+}
+# nsys numbers memory kinds in its own way (0 = pageable), not in CUPTI's; static kinds count with their base kind.
+_MEMORY_KINDS = {0: t.PAGEABLE, 1: t.PINNED, 2: t.DEVICE, 3: t.ARRAY, 4: t.MANAGED, 5: t.DEVICE, 6: t.MANAGED}
+_MEMORY_LABELS = {
+    "pageable": t.PAGEABLE,
+    "pinned": t.PINNED,
+    "device": t.DEVICE,
+    "array": t.ARRAY,
+    "managed": t.MANAGED,
+    "device static": t.DEVICE,
+    "managed static": t.MANAGED,
+}
+_COPY_LABELS = {
+    "host-to-device": t.H2D,
+    "device-to-host": t.D2H,
+    "host-to-array": t.H2D,
+    "array-to-host": t.D2H,
+    "array-to-array": t.D2D,
+    "array-to-device": t.D2D,
+    "device-to-array": t.D2D,
+    "device-to-device": t.D2D,
+    "host-to-host": t.H2H,
+    "peer-to-peer": t.P2P,
+}
+# CUPTI's overhead types. Driver JIT, module loading and lazy loading are the program's cost, not the profiler's.
+_OVERHEAD_TYPES = {2: t.MODULE_LOAD, 6: t.MODULE_LOAD, 7: t.MODULE_LOAD, 8: t.COMMAND_BUFFER_FULL}
+
+_NVTX_MARKS_AND_RANGES = (34, 59, 60, 70, 71)
+_NVTX_PUSH_POP = (59, 70)
+_NVTX_START_END = (60, 71)
+_NVTX_DOMAINS = (75, 76)
+_NVTX_THREAD_NAME = 39
+
+
+class NsysSqliteReader:
+    """Reads .sqlite and .sqlite.gz exports of any nsys version."""
+
+    name = "nsys-sqlite"
+
+    def sniff(self, path: Path, head: bytes) -> bool:
+        if head.startswith(SQLITE_MAGIC[: len(head)]):
+            return True
+        if head.startswith(GZIP_MAGIC):
+            try:
+                with gzip.open(path) as file:
+                    return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
+            except (OSError, EOFError):
+                return False
+        return False
+
+    def read(self, path: Path) -> t.Trace:
+        """The export as a Trace.
+
+        Raises InfprofError where the file is no nsys export or nothing in it can be read.
+        """
+        problems: list[Problem] = []
+        try:
+            with _readable(path, problems) as (readable, immutable):
+                file = SqliteFile(readable, immutable)
+                try:
+                    return _Builder(file, path, problems).build()
+                finally:
+                    file.close()
+        except sqlite3.DatabaseError as error:
+            raise InfprofError(
+                f"{path} is a damaged SQLite file ({error}): the export or a copy of it was cut short. Export the report again."
+            ) from None
+        except PermissionError:
+            raise InfprofError(f"{path} cannot be read: permission denied.") from None
+        except OSError as error:
+            raise InfprofError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+@contextmanager
+def _readable(path: Path, problems: list[Problem]) -> Iterator[tuple[Path, bool]]:
+    """A path that can be opened without touching the input, and whether to open it immutable.
+
+    A compressed file is unpacked, and a file with a write-ahead log is copied with its log, into a private folder that
+    is removed at the end; any other file is opened where it lies.
+    """
+    with path.open("rb") as file:
+        head = file.read(100)
+    log = path.with_name(path.name + "-wal")
+    journal = path.with_name(path.name + "-journal")
+    if head.startswith(GZIP_MAGIC):
+        with tempfile.TemporaryDirectory(prefix="infprof-") as folder:
+            unpacked = Path(folder) / "unpacked.sqlite"
+            try:
+                with gzip.open(path) as source, unpacked.open("wb") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+            except (EOFError, gzip.BadGzipFile) as error:
+                raise InfprofError(f"{path} is a damaged gzip file ({error}): copy it again.") from None
+            yield unpacked, True
+        return
+    if journal.exists() and journal.stat().st_size > 0:
+        problems.append(
+            Problem(
+                "journal-beside",
+                f"{journal.name} lies beside the input: a writer was interrupted. The file was read as it is and the "
+                "journal was not rolled back, so some rows may be half written.",
+            )
+        )
+    if log.exists() and log.stat().st_size > 0:
+        with tempfile.TemporaryDirectory(prefix="infprof-") as folder:
+            copy = Path(folder) / "copy.sqlite"
+            shutil.copyfile(path, copy)
+            shutil.copyfile(log, copy.with_name(copy.name + "-wal"))
+            problems.append(
+                Problem(
+                    "write-ahead-log",
+                    "The file is still being written or was copied with its write-ahead log: read from a private copy "
+                    "of both; rows written later are not in this diagnosis.",
+                )
+            )
+            yield copy, False
+        return
+    if head[18:20] == b"\x02\x02":
+        problems.append(
+            Problem(
+                "wal-mode",
+                "The file is in WAL mode and no log lies beside it: rows written last may be missing.",
+            )
+        )
+    yield path, True
+
+
+class _Builder:
+    """Turns the tables of one file into a Trace, collecting problems on the way."""
+
+    def __init__(self, file: SqliteFile, path: Path, problems: list[Problem]) -> None:
+        self.file = file
+        self.path = path
+        self.problems = problems
+        self.strings = t.StringTable()
+        self.process_ids: IntArray = np.empty(0, dtype=np.int64)
+        self.thread_ids: IntArray = np.empty(0, dtype=np.int64)
+        self.thread_names: dict[int, str] = {}
+        self.devices: list[t.Device] = []
+        self.device_index: dict[int, int] = {}
+        self.streams: list[t.Stream] = []
+        self.stream_index: dict[t.Stream, int] = {}
+        self.cuda_devices: dict[tuple[int, int], int] = {}
+        self.dropped: list[tuple[IntArray, IntArray]] = []
+        self.dropped_count = 0
+        self.missing_strings = 0
+
+    def build(self) -> t.Trace:
+        if not any(self.file.has(table) for table in KNOWN_TABLES):
+            raise InfprofError(
+                f"{self.path} is an SQLite file without any table of an Nsight Systems export: "
+                "export a report with `nsys export --type sqlite REPORT.nsys-rep`."
+            )
+        metadata = self._metadata()
+        self._collect_ids()
+        self._collect_devices()
+        tables = {
+            "kernels": self._kernels(),
+            "graphs": self._graphs(),
+            "copies": self._copies(),
+            "memsets": self._memsets(),
+            "syncs": self._syncs(),
+            "api_calls": self._api_calls(),
+            "ranges": self._ranges(),
+            "os_calls": self._os_calls(),
+            "overheads": self._overheads(),
+            "memory_events": self._memory_events(),
+            "counters": self._counters(),
+        }
+        self._note_damage()
+        if self.missing_strings:
+            self.problems.append(
+                Problem(
+                    "missing-strings",
+                    f"{self.missing_strings} names are missing from StringIds and shown by number.",
+                    self.missing_strings,
+                )
+            )
+        dropped = None
+        if self.dropped:
+            dropped = (np.concatenate([p for p, _ in self.dropped]), np.concatenate([c for _, c in self.dropped]))
+        return t.Trace(
+            strings=self.strings.values,
+            devices=self.devices,
+            processes=self._processes(),
+            threads=self._threads(),
+            streams=self.streams,
+            provenance=self._provenance(metadata),
+            problems=self.problems,
+            dropped_launches=dropped,
+            dropped_operations=self.dropped_count,
+            diagnostics=self._diagnostics(),
+            **tables,
+        )
+
+    # --- who: processes, threads, devices, streams -----------------------------------------------------------------
+
+    def _collect_ids(self) -> None:
+        """All process and thread ids of the file, so that tables can use dense indexes."""
+        pids: list[IntArray] = []
+        tids: list[IntArray] = []
+        for table, columns in self.file.tables.items():
+            if table.startswith(("ENUM_", "TARGET_INFO_", "META_DATA", "StringIds")):
+                continue
+            for column, into in (("globalPid", pids), ("globalTid", tids)):
+                # Only tables the Trace reads; call chains and samples can be the largest tables of the file.
+                if column in columns and table in _TABLES_WITH_IDS:
+                    values = [r[0] for r in self.file.rows(f'SELECT DISTINCT "{column}" FROM "{table}"')]
+                    into.append(np.array([v for v in values if isinstance(v, int)], dtype=np.int64))
+        self.thread_ids = np.unique(np.concatenate(tids)) if tids else np.empty(0, dtype=np.int64)
+        all_pids = [*pids, self.thread_ids & ~np.int64(TID_MASK)]
+        self.process_ids = np.unique(np.concatenate(all_pids)) & ~np.int64(TID_MASK)
+        self.process_ids = np.unique(self.process_ids)
+
+    def _process(self, column: IntColumn | None, rows: int) -> IntArray:
+        """Dense process indexes; a file with one process and no id column means that process."""
+        if column is None:
+            only = 0 if len(self.process_ids) == 1 else -1
+            return np.full(rows, only, dtype=np.int64)
+        return _index_of(self.process_ids, column.values & ~np.int64(TID_MASK), column.valid)
+
+    def _thread(self, column: IntColumn | None, rows: int) -> IntArray:
+        if column is None:
+            return np.full(rows, -1, dtype=np.int64)
+        return _index_of(self.thread_ids, column.values, column.valid)
+
+    def _processes(self) -> list[t.Process]:
+        names: dict[int, str] = {}
+        if self.file.has("PROCESSES", "globalPid", "name"):
+            for gpid, name in self.file.rows("SELECT globalPid, name FROM PROCESSES"):
+                if isinstance(gpid, int) and name:
+                    # The name may be a path; the last part names the program, the rest names its owner.
+                    names[gpid] = str(name).rsplit("/", 1)[-1]
+        return [t.Process(int(g) >> 24 & TID_MASK, names.get(int(g))) for g in self.process_ids]
+
+    def _threads(self) -> list[t.Thread]:
+        if self.file.has("ThreadNames", "nameId", "globalTid"):
+            rows = self.file.rows("SELECT globalTid, nameId FROM ThreadNames")
+            wanted = set(self.thread_ids.tolist())
+            rows = [r for r in rows if isinstance(r[0], int) and r[0] in wanted and isinstance(r[1], int)]
+            texts = self._fetch_strings(np.array([r[1] for r in rows], dtype=np.int64))
+            for gtid, name_id in rows:
+                self.thread_names.setdefault(gtid, texts.get(name_id, ""))
+        parents = _index_of(self.process_ids, self.thread_ids & ~np.int64(TID_MASK), None)
+        return [
+            t.Thread(int(p), int(g) & TID_MASK, self.thread_names.get(int(g)) or None)
+            for g, p in zip(self.thread_ids, parents, strict=True)
+        ]
+
+    def _collect_devices(self) -> None:
+        if self.file.has("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid"):
+            for gpu, cuda, pid in self.file.rows("SELECT gpuId, cudaId, pid FROM TARGET_INFO_CUDA_DEVICE"):
+                if None not in (gpu, cuda, pid):
+                    self.cuda_devices[int(pid), int(cuda)] = int(gpu)
+        wanted = ("id", "name", "totalMemory", "smCount", "computeMajor", "computeMinor", "cuDevice")
+        self.gpu_facts: dict[int, dict[str, Any]] = {}
+        # nsys's own number of each CUDA ordinal, where all processes agree on it.
+        self.nsys_numbers: dict[int, int] = {}
+        if self.file.has("TARGET_INFO_GPU", "id"):
+            columns = [c for c in wanted if c in self.file.tables["TARGET_INFO_GPU"]]
+            for row in self.file.rows(f"SELECT {', '.join(columns)} FROM TARGET_INFO_GPU ORDER BY id"):
+                facts = dict(zip(columns, row, strict=True))
+                if facts["id"] is None:
+                    continue
+                self.gpu_facts[int(facts["id"])] = facts
+                if facts.get("cuDevice") is not None:
+                    self.nsys_numbers[int(facts["cuDevice"])] = int(facts["id"])
+        meanings: dict[int, set[int]] = {}
+        for (_, cuda), gpu in self.cuda_devices.items():
+            meanings.setdefault(cuda, set()).add(gpu)
+        self.renumbered = any(len(gpus) > 1 for gpus in meanings.values())
+        if not self.renumbered:
+            self.nsys_numbers.update({cuda: min(gpus) for cuda, gpus in meanings.items()})
+
+    def _physical(self, process: int, cuda_id: int) -> int:
+        """The number of a process's CUDA device in this trace.
+
+        CUDA_VISIBLE_DEVICES renumbers devices per process: nsys's own GPU number is used where the file maps the two
+        and the CUDA ordinals alone would mix devices up; else the ordinal, which is what users know.
+        """
+        pid = int(self.process_ids[process]) >> 24 & TID_MASK if process >= 0 else -1
+        mapped = self.cuda_devices.get((pid, cuda_id))
+        return mapped if mapped is not None and self.renumbered else cuda_id
+
+    def _device_of(self, gpu: int) -> int:
+        index = self.device_index.get(gpu)
+        if index is None:
+            facts = self.gpu_facts.get(gpu if self.renumbered else self.nsys_numbers.get(gpu, gpu), {})
+            major, minor = facts.get("computeMajor"), facts.get("computeMinor")
+            index = self.device_index[gpu] = len(self.devices)
+            self.devices.append(
+                t.Device(
+                    gpu,
+                    facts.get("name"),
+                    facts.get("smCount") or None,
+                    facts.get("totalMemory") or None,
+                    (int(major), int(minor or 0)) if major is not None else None,
+                )
+            )
+        return index
+
+    def _place(self, columns: dict[str, IntColumn], rows: int) -> tuple[IntArray, IntArray, IntArray]:
+        """Dense (process, device, stream) of GPU rows. Streams are told apart by process, device, context, number."""
+        process = self._process(columns.get("globalPid"), rows)
+        ordinal = columns["deviceId"].filled(-1) if "deviceId" in columns else np.zeros(rows, dtype=np.int64)
+        device = np.empty(rows, dtype=np.int64)
+        for p, o in _distinct_pairs(process, ordinal):
+            device[(process == p) & (ordinal == o)] = self._device_of(self._physical(p, o))
+        context = columns["contextId"].filled(-1) if "contextId" in columns else np.zeros(rows, dtype=np.int64)
+        number = columns["streamId"].filled(-1) if "streamId" in columns else np.zeros(rows, dtype=np.int64)
+        stream = np.empty(rows, dtype=np.int64)
+        place = device * (len(self.process_ids) + 1) + process
+        for pl, c, n in _distinct_triples(place, context, number):
+            rows_here = (place == pl) & (context == c) & (number == n)
+            first = int(np.argmax(rows_here))
+            key = t.Stream(int(device[first]), int(process[first]), c, n)
+            index = self.stream_index.get(key)
+            if index is None:
+                index = self.stream_index[key] = len(self.streams)
+                self.streams.append(key)
+            stream[rows_here] = index
+        return process, device, stream
+
+    # --- strings ---------------------------------------------------------------------------------------------------
+
+    def _fetch_strings(self, ids: IntArray) -> dict[int, str]:
+        """Only the strings in use: the table also holds environments and whole outputs of the target."""
+        found: dict[int, str] = {}
+        if not self.file.has("StringIds", "id", "value"):
+            return found
+        unique = np.unique(ids).tolist()
+        for i in range(0, len(unique), 900):
+            chunk = unique[i : i + 900]
+            marks = ",".join("?" * len(chunk))
+            for key, value in self.file.rows(f"SELECT id, value FROM StringIds WHERE id IN ({marks})", chunk):
+                if value is not None:
+                    found[key] = str(value)
+        return found
+
+    def _names(self, column: IntColumn | None, rows: int, what: str = "string") -> IntArray:
+        """Dense string indexes for a column of StringIds ids; -1 where NULL; a placeholder where the id is missing."""
+        if column is None:
+            return np.full(rows, -1, dtype=np.int64)
+        ids, valid = column.values, column.is_valid()
+        unique = np.unique(ids[valid])
+        texts = self._fetch_strings(unique)
+        dense = np.empty(len(unique), dtype=np.int64)
+        for i, key in enumerate(unique.tolist()):
+            text = texts.get(key)
+            if text is None:
+                self.missing_strings += 1
+                text = f"[{what} {key}]"
+            dense[i] = self.strings.add(text)
+        if not len(unique):
+            return np.full(rows, -1, dtype=np.int64)
+        return np.where(valid, dense[np.minimum(np.searchsorted(unique, ids), len(unique) - 1)], -1)
+
+    # --- GPU tables ------------------------------------------------------------------------------------------------
+
+    def _usable(
+        self, columns: dict[str, IntColumn], what: str, process: IntArray | None = None, zero_is_fine: bool = False
+    ) -> BoolArray:
+        """Rows with a usable interval; the others are counted by kind, reported, and remembered as dropped."""
+        start, end = columns["start"], columns["end"]
+        present = start.is_valid() & end.is_valid()
+        s, e = start.values, end.values
+        # Unset records have start = end = 0 although the capture is elsewhere; both count as zero-length.
+        zero = present & (e == s)
+        negative = present & (e < s)
+        # In float: a difference of absurd stamps overflows int64.
+        sf, ef = s.astype(np.float64), e.astype(np.float64)
+        usable = present & ~negative & (True if zero_is_fine else ~zero)
+        absurd = usable & (ef - sf > DAY_NS)
+        if usable.any():
+            centre = float(np.median(sf[usable & ~absurd])) if (usable & ~absurd).any() else 0.0
+            absurd |= usable & (np.abs(sf - centre) > PLAUSIBLE_SPAN_NS)
+        usable &= ~absurd
+        kinds = [
+            ("null", "without a start or end", ~present),
+            ("negative", "that end before they start", negative),
+            ("absurd", "with absurd times", absurd),
+        ]
+        if not zero_is_fine:
+            kinds.insert(1, ("zero", "of zero length", zero))
+        lost = 0
+        for kind, words, rows in kinds:
+            count = int(rows.sum())
+            if count:
+                lost += count
+                self.problems.append(
+                    Problem(f"{kind}-{what.replace(' ', '-')}", f"{count} {what} {words} were left out.", count)
+                )
+        if process is not None and lost:
+            self.dropped_count += lost
+            gone = ~usable
+            if "correlationId" in columns:
+                known = gone & columns["correlationId"].is_valid()
+                self.dropped.append((process[known], columns["correlationId"].values[known]))
+        return usable
+
+    def _gpu_table(self, name: str, table: str, what: str, extra: Sequence[str]) -> tuple[Any, ...] | None:
+        """Columns shared by everything that runs on a GPU, rows with usable times only: (columns, base columns)."""
+        if not self.file.has(table, "start", "end"):
+            return None
+        wanted = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid", *extra)
+        columns = self.file.ints(table, wanted)
+        rows = len(columns["start"].values)
+        process, device, stream = self._place(columns, rows)
+        keep = self._usable(columns, what, process)
+        all_kept = bool(keep.all())
+        if not all_kept:
+            columns = {
+                k: IntColumn(c.values[keep], None if c.valid is None else c.valid[keep]) for k, c in columns.items()
+            }
+            process, device, stream = process[keep], device[keep], stream[keep]
+        rows = len(process)
+        correlation = columns["correlationId"].filled(-1) if "correlationId" in columns else np.full(rows, -1)
+        base = {
+            "start": columns["start"].values,
+            "end": columns["end"].values,
+            "process": process,
+            "device": device,
+            "stream": stream,
+            "correlation": correlation,
+        }
+        return columns, base
+
+    def _kernels(self) -> t.Table | None:
+        extra = (
+            "demangledName",
+            "shortName",
+            "mangledName",
+            "gridX",
+            "gridY",
+            "gridZ",
+            "blockX",
+            "blockY",
+            "blockZ",
+            "graphNodeId",
+        )
+        read = self._gpu_table("kernels", "CUPTI_ACTIVITY_KIND_KERNEL", "kernels", extra)
+        if read is None:
+            return None
+        columns, base = read
+        rows = len(base["start"])
+        short = self._names(columns.get("shortName"), rows, "kernel")
+        name = self._names(columns.get("demangledName"), rows, "kernel")
+        if "demangledName" not in columns:
+            name = self._names(columns.get("mangledName"), rows, "kernel")
+        name = np.where(name < 0, short, name)
+        name = np.where(name < 0, self.strings.add("[unnamed kernel]"), name) if (name < 0).any() else name
+
+        def product(axes: Sequence[str]) -> IntArray:
+            if not all(a in columns for a in axes):
+                return np.full(rows, -1, dtype=np.int64)
+            x, y, z = (np.maximum(columns[a].filled(1), 1) for a in axes)
+            return np.asarray(x * y * z, dtype=np.int64)
+
+        return t.Table(
+            "kernels",
+            {
+                **base,
+                "name": name,
+                "short_name": np.where(short < 0, name, short),
+                "grid_blocks": product(("gridX", "gridY", "gridZ")),
+                "block_threads": product(("blockX", "blockY", "blockZ")),
+                # 2020–21 exports declare absent values NOT NULL DEFAULT 0: node 0 is no node.
+                "graph_node": _zero_as_none(columns.get("graphNodeId"), rows),
+            },
+        ).sorted_by("start")
+
+    def _graphs(self) -> t.Table | None:
+        read = self._gpu_table("graphs", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "graph launches", ("graphId",))
+        if read is None:
+            return None
+        columns, base = read
+        graph = columns["graphId"].filled(-1) if "graphId" in columns else np.full(len(base["start"]), -1)
+        return t.Table("graphs", {**base, "graph": graph}).sorted_by("start")
+
+    def _copies(self) -> t.Table | None:
+        extra = ("bytes", "copyKind", "srcKind", "dstKind")
+        read = self._gpu_table("copies", "CUPTI_ACTIVITY_KIND_MEMCPY", "copies", extra)
+        if read is None:
+            return None
+        columns, base = read
+        rows = len(base["start"])
+        tool_kind = columns["copyKind"].filled(0) if "copyKind" in columns else np.zeros(rows, dtype=np.int64)
+        kinds = self._enum("ENUM_CUDA_MEMCPY_OPER", _COPY_LABELS, _COPY_KINDS)
+        memory = self._enum("ENUM_CUDA_MEM_KIND", _MEMORY_LABELS, _MEMORY_KINDS)
+
+        def ends(column: str) -> IntArray:
+            if column not in columns:
+                return np.full(rows, t.UNKNOWN_MEMORY, dtype=np.int64)
+            return _translate(columns[column].filled(-1), memory, t.UNKNOWN_MEMORY)
+
+        return t.Table(
+            "copies",
+            {
+                **base,
+                "bytes": columns["bytes"].filled(0) if "bytes" in columns else np.zeros(rows, dtype=np.int64),
+                "kind": _translate(tool_kind, kinds, t.OTHER_COPY),
+                "src": ends("srcKind"),
+                "dst": ends("dstKind"),
+                "tool_kind": tool_kind,
+            },
+        ).sorted_by("start")
+
+    def _enum(self, table: str, labels: dict[str, int], default: dict[int, int]) -> dict[int, int]:
+        """The file's own numbering where it holds one (rows may be absent), else nsys's usual one."""
+        mapping = dict(default)
+        if self.file.has(table, "id", "label"):
+            for number, label in self.file.rows(f'SELECT id, label FROM "{table}"'):
+                known = labels.get(str(label).strip().lower())
+                if known is not None and isinstance(number, int):
+                    mapping[number] = known
+        return mapping
+
+    def _memsets(self) -> t.Table | None:
+        read = self._gpu_table("memsets", "CUPTI_ACTIVITY_KIND_MEMSET", "memsets", ("bytes",))
+        if read is None:
+            return None
+        columns, base = read
+        count = columns["bytes"].filled(0) if "bytes" in columns else np.zeros(len(base["start"]), dtype=np.int64)
+        return t.Table("memsets", {**base, "bytes": count}).sorted_by("start")
+
+    def _syncs(self) -> t.Table | None:
+        table = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+        if not self.file.has(table, "start", "end"):
+            return None
+        wanted = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid", "syncType")
+        columns = self.file.ints(table, wanted)
+        rows = len(columns["start"].values)
+        process = self._process(columns.get("globalPid"), rows)
+        # A context-wide wait has no stream of its own: streams are only those that ran something.
+        numbers = {(s.process, s.context, s.number): i for i, s in enumerate(self.streams)}
+        context = columns["contextId"].filled(-1) if "contextId" in columns else np.full(rows, -1)
+        number = columns["streamId"].filled(-1) if "streamId" in columns else np.full(rows, -1)
+        stream = np.full(rows, -1, dtype=np.int64)
+        for p, c, n in _distinct_triples(process, context, number):
+            stream[(process == p) & (context == c) & (number == n)] = numbers.get((p, c, n), -1)
+        of_stream = np.array([s.device for s in self.streams], dtype=np.int64)
+        device = np.where(stream >= 0, of_stream[stream], -1) if len(of_stream) else np.full(rows, -1)
+        keep = self._usable(columns, "synchronisation records", zero_is_fine=True)
+        correlation = columns["correlationId"].filled(-1) if "correlationId" in columns else np.full(rows, -1)
+        kind = columns["syncType"].filled(0) if "syncType" in columns else np.zeros(rows, dtype=np.int64)
+        return t.Table(
+            "syncs",
+            {
+                "start": columns["start"].values,
+                "end": columns["end"].values,
+                "process": process,
+                "device": device,
+                "stream": stream,
+                "correlation": correlation,
+                "kind": kind,
+            },
+        ).take(keep)
+
+    # --- host tables -----------------------------------------------------------------------------------------------
+
+    def _api_calls(self) -> t.Table | None:
+        # Older exporters kept driver calls apart; today's RUNTIME holds both.
+        parts = [
+            part
+            for table in ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER")
+            if (part := self._api_part(table)) is not None
+        ]
+        if not parts:
+            return None
+        merged = {key: np.concatenate([p[key] for p in parts]) if len(parts) > 1 else parts[0][key] for key in parts[0]}
+        return t.Table("api_calls", merged).sorted_by("start")
+
+    def _api_part(self, table: str) -> dict[str, NDArray[Any]] | None:
+        if not self.file.has(table, "start", "end", "nameId"):
+            return None
+        wanted = ("start", "end", "globalTid", "correlationId", "nameId", "returnValue")
+        columns = self.file.ints(table, wanted)
+        keep = self._usable(columns, "CUDA calls", zero_is_fine=True)
+        if not keep.all():
+            columns = {
+                k: IntColumn(c.values[keep], None if c.valid is None else c.valid[keep]) for k, c in columns.items()
+            }
+        rows = len(columns["start"].values)
+        thread = self._thread(columns.get("globalTid"), rows)
+        of_thread = _index_of(self.process_ids, self.thread_ids & ~np.int64(TID_MASK), None)
+        process = np.where(thread >= 0, of_thread[thread], -1) if len(of_thread) else np.full(rows, -1, dtype=np.int64)
+        return {
+            "start": columns["start"].values,
+            "end": columns["end"].values,
+            "process": process,
+            "thread": thread,
+            "correlation": columns["correlationId"].filled(-1) if "correlationId" in columns else np.full(rows, -1),
+            "name": self._api_names(columns["nameId"], rows),
+            "return_value": columns["returnValue"].filled(0)
+            if "returnValue" in columns
+            else np.zeros(rows, dtype=np.int64),
+        }
+
+    def _api_names(self, column: IntColumn, rows: int) -> IntArray:
+        """Names without the version suffix (`cudaLaunchKernel_v7000`, `cudaGraphLaunch_v10000`)."""
+        raw = self._names(column, rows, "call")
+        unique = np.unique(raw)
+        plain = self.strings.add_all(re.sub(r"_v\d+$", "", self.strings.values[i]) if i >= 0 else "" for i in unique)
+        return plain[np.searchsorted(unique, raw)] if rows else raw
+
+    def _os_calls(self) -> t.Table | None:
+        if not self.file.has("OSRT_API", "start", "end", "nameId"):
+            return None
+        columns = self.file.ints("OSRT_API", ("start", "end", "globalTid", "nameId"))
+        rows = len(columns["start"].values)
+        keep = self._usable(columns, "operating-system calls", zero_is_fine=True)
+        return (
+            t.Table(
+                "os_calls",
+                {
+                    "start": columns["start"].values,
+                    "end": columns["end"].values,
+                    "thread": self._thread(columns.get("globalTid"), rows),
+                    "name": self._names(columns["nameId"], rows, "call"),
+                },
+            )
+            .take(keep)
+            .sorted_by("start")
+        )
+
+    def _overheads(self) -> t.Table | None:
+        parts: list[dict[str, NDArray[Any]]] = []
+        for table in ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"):
+            if not self.file.has(table, "start", "end"):
+                continue
+            columns = self.file.ints(table, ("start", "end", "globalTid", "nameId", "overheadType"))
+            rows = len(columns["start"].values)
+            keep = self._usable(columns, "overhead records")
+            names = self._names(columns.get("nameId"), rows)
+            texts = [self.strings.values[i].lower() if i >= 0 else "" for i in names.tolist()]
+            # Files without a type say it in the name.
+            kind = np.array(
+                [t.MODULE_LOAD if re.search("module|lazy|compil|jit", x) else t.PROFILER for x in texts], dtype=np.int64
+            )
+            kind = np.where([("command buffer" in x) for x in texts], t.COMMAND_BUFFER_FULL, kind) if rows else kind
+            if "overheadType" in columns:
+                kind = _translate(columns["overheadType"].filled(-1), _OVERHEAD_TYPES, -1, keep=kind)
+            parts.append(
+                {
+                    "start": columns["start"].values[keep],
+                    "end": columns["end"].values[keep],
+                    "thread": self._thread(columns.get("globalTid"), rows)[keep],
+                    "kind": kind[keep],
+                }
+            )
+        if not parts:
+            return None
+        merged = {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
+        return t.Table("overheads", merged).sorted_by("start")
+
+    def _ranges(self) -> t.Table | None:
+        if not self.file.has("NVTX_EVENTS", "start", "eventType"):
+            return None
+        types = {r[0]: r[1] for r in self.file.rows("SELECT eventType, count(*) FROM NVTX_EVENTS GROUP BY eventType")}
+        if self.file.has("NVTX_EVENTS", "text", "globalTid") and types.get(_NVTX_THREAD_NAME):
+            for gtid, text in self.file.rows(
+                f"SELECT globalTid, text FROM NVTX_EVENTS WHERE eventType = {_NVTX_THREAD_NAME}"
+            ):
+                if isinstance(gtid, int) and text:
+                    self.thread_names[gtid] = str(text)
+        if set(types) <= {*_NVTX_DOMAINS, 33, _NVTX_THREAD_NAME} and any(types.get(k) for k in _NVTX_DOMAINS):
+            self.problems.append(
+                Problem(
+                    "nvtx-domains-only",
+                    "NVTX holds domains and no range: the program's nvtx package is probably newer than this nsys "
+                    "(binary payload extension incompatible). Update nsys or install an older `nvtx` package.",
+                )
+            )
+        ranges = [k for k in (*_NVTX_PUSH_POP, *_NVTX_START_END) if types.get(k)]
+        where = f"eventType IN ({', '.join(map(str, ranges or [-1]))})"
+        payload = self._payload_columns(where)
+        texts = [
+            c
+            for c in ("text", "jsonText")
+            if c in self.file.tables["NVTX_EVENTS"]
+            and (c != "jsonText" or payload)
+            and self.file.any_row("NVTX_EVENTS", f"{c} IS NOT NULL AND {where}")
+        ]
+        columns, text_columns = self.file.ints_and_texts(
+            "NVTX_EVENTS", ("start", "end", "eventType", "globalTid", "textId", *payload), texts, where
+        )
+        rows = len(columns["start"].values)
+        text = np.full(rows, -1, dtype=np.int64)
+        if "text" in text_columns:
+            column = text_columns["text"]
+            dense = self.strings.add_all(column.values)
+            if len(dense):
+                text = np.where(column.codes >= 0, dense[np.maximum(column.codes, 0)], -1)
+        if "textId" in columns:
+            registered = self._names(columns["textId"], rows, "range")
+            text = np.where(text < 0, registered, text)
+        if "end" in columns:
+            # A range that was never closed: it lasts to the end of what was recorded.
+            starts, ends = columns["start"].values, columns["end"]
+            last = int(max(starts.max(initial=0), ends.values.max(initial=0)))
+            columns["end"] = IntColumn(ends.filled(last), None)
+        else:
+            columns["end"] = columns["start"]
+        keep = self._usable(columns, "ranges", zero_is_fine=True)
+        kind = np.where(np.isin(columns["eventType"].values, _NVTX_START_END), t.START_END, t.PUSH_POP)
+        message = self._message_bytes(columns, payload, text_columns.get("jsonText"), text)
+        return (
+            t.Table(
+                "ranges",
+                {
+                    "start": columns["start"].values,
+                    "end": columns["end"].values,
+                    "thread": self._thread(columns.get("globalTid"), rows),
+                    "text": text,
+                    "kind": kind.astype(np.int64),
+                    "message_bytes": message,
+                },
+            )
+            .take(keep)
+            .sorted_by("start")
+        )
+
+    def _payload_columns(self, where: str) -> list[str]:
+        present: list[str] = [
+            c
+            for c in ("uint64Value", "int64Value", "uint32Value", "int32Value")
+            if c in self.file.tables["NVTX_EVENTS"]
+        ]
+        looked = [*present, *(["jsonText"] if "jsonText" in self.file.tables["NVTX_EVENTS"] else [])]
+        if not looked:
+            return []
+        condition = " OR ".join(f"{c} IS NOT NULL" for c in looked)
+        return present if self.file.any_row("NVTX_EVENTS", f"({condition}) AND {where}") else []
+
+    def _message_bytes(self, columns: dict[str, IntColumn], payload: list[str], texts: Any, name: IntArray) -> IntArray:
+        """The message size of communication ranges, from a plain payload or NCCL's extended one as JSON; -1 if none."""
+        rows = len(name)
+        size = np.full(rows, -1, dtype=np.int64)
+        is_nccl = np.array([bool(re.match(r"(?i)[nr]ccl", s)) for s in self.strings.values], dtype=np.bool_)
+        mine = (name >= 0) & is_nccl[np.maximum(name, 0)] if rows and len(is_nccl) else np.zeros(rows, dtype=np.bool_)
+        for column in payload:
+            if column in columns:
+                here = mine & columns[column].is_valid() & (size < 0)
+                size[here] = columns[column].values[here]
+        if texts is not None:
+            sizes = np.array([_json_message_size(v) for v in texts.values], dtype=np.int64)
+            here = mine & (texts.codes >= 0)
+            size[here] = np.where(sizes[texts.codes[here]] >= 0, sizes[texts.codes[here]], size[here])
+        return size
+
+    def _memory_events(self) -> t.Table | None:
+        table = "CUDA_GPU_MEMORY_USAGE_EVENTS"
+        if not self.file.has(table, "start", "bytes", "memoryOperationType"):
+            return None
+        wanted = ("start", "globalPid", "deviceId", "bytes", "memKind", "memoryOperationType")
+        columns = self.file.ints(table, wanted)
+        rows = len(columns["start"].values)
+        process = self._process(columns.get("globalPid"), rows)
+        ordinal = columns["deviceId"].filled(-1) if "deviceId" in columns else np.full(rows, -1)
+        device = np.full(rows, -1, dtype=np.int64)
+        for p, o in _distinct_pairs(process, ordinal):
+            gpu = self._physical(p, o)
+            if gpu in self.device_index:
+                device[(process == p) & (ordinal == o)] = self.device_index[gpu]
+        count = columns["bytes"].filled(0)
+        # Only device memory adds up to the device's use: 2 device, 4 managed, 5 and 6 static.
+        on_device = np.isin(columns["memKind"].filled(2), (2, 4, 5, 6)) if "memKind" in columns else np.full(rows, True)
+        sign = np.where(columns["memoryOperationType"].filled(0) == 0, 1, -1)
+        return t.Table(
+            "memory_events",
+            {
+                "time": columns["start"].values,
+                "process": process,
+                "device": device,
+                "bytes": count,
+                "delta": np.where(on_device, sign * count, 0),
+            },
+        ).sorted_by("time")
+
+    # --- hardware counters -----------------------------------------------------------------------------------------
+
+    def _counters(self) -> t.Table | None:
+        if self.file.has("GPU_METRICS", "timestamp", "typeId", "metricId", "value"):
+            return self._gpu_metrics()
+        if self.file.has("GENERIC_EVENTS", "timestamp", "typeId", "data") and self.file.has("GENERIC_EVENT_TYPES"):
+            return self._generic_events()
+        return None
+
+    def _metric_device(self, type_id: int) -> int:
+        """nsys numbers the GPUs of its samples in the low byte of typeId (NVIDIA's gpu_metric_util_map recipe)."""
+        gpu = type_id & 0xFF
+        if not self.renumbered:
+            gpu = next((cuda for cuda, number in self.nsys_numbers.items() if number == gpu), gpu)
+        if gpu in self.device_index:
+            return self.device_index[gpu]
+        # Samples of a GPU on which nothing of this trace ran.
+        return -1
+
+    def _gpu_metrics(self) -> t.Table | None:
+        names: dict[tuple[int, int], str] = {}
+        if self.file.has("TARGET_INFO_GPU_METRICS", "typeId", "metricId", "metricName"):
+            for type_id, metric, name in self.file.rows(
+                "SELECT typeId, metricId, metricName FROM TARGET_INFO_GPU_METRICS"
+            ):
+                if None not in (type_id, metric, name):
+                    names[int(type_id), int(metric)] = str(name)
+        columns, floats = self.file.ints_and_floats("GPU_METRICS", ("timestamp", "typeId", "metricId"), ("value",))
+        type_id, metric = columns["typeId"].values, columns["metricId"].values
+        name = np.full(len(metric), -1, dtype=np.int64)
+        device = np.full(len(metric), -1, dtype=np.int64)
+        unnamed = 0
+        for ty, m in _distinct_pairs(type_id, metric):
+            rows = (type_id == ty) & (metric == m)
+            label = names.get((ty, m))
+            if label is None:
+                unnamed += int(rows.sum())
+                continue
+            name[rows] = self.strings.add(label)
+            device[rows] = self._metric_device(ty)
+        if unnamed:
+            self.problems.append(
+                Problem("unnamed-counters", f"{unnamed} counter samples without a metric name were left out.", unnamed)
+            )
+        keep = columns["timestamp"].is_valid() & (name >= 0) & ~np.isnan(floats["value"])
+        return (
+            t.Table(
+                "counters",
+                {"time": columns["timestamp"].values, "device": device, "metric": name, "value": floats["value"]},
+            )
+            .take(keep)
+            .sorted_by("time")
+        )
+
+    def _generic_events(self) -> t.Table | None:
+        """GPU metrics of 2021–2023 exports: one JSON object per sample, values as strings, whole per cents."""
+        rows = self.file.rows("SELECT typeId, data FROM GENERIC_EVENT_TYPES")
+        types = [int(ty) for ty, data in rows if isinstance(ty, int) and re.search(r"GPU|SM Active|SMs Active", str(data))]
+        if not types:
+            return None
+        import pyarrow as pa
+        from pyarrow import json as pa_json
+
+        where = f"typeId IN ({', '.join(map(str, types))}) AND timestamp IS NOT NULL"
+        columns, texts = self.file.ints_and_texts("GENERIC_EVENTS", ("timestamp", "typeId"), ("data",), where)
+        data = texts["data"]
+        if not data.values:
+            return None
+        lines = "\n".join(v.replace("\n", " ") for v in data.values).encode()
+        try:
+            table = pa_json.read_json(pa.BufferReader(lines))
+        except pa.ArrowInvalid as error:
+            self.problems.append(Problem("counters-unreadable", f"GPU metrics could not be read: {error}."))
+            return None
+        times, type_ids = columns["timestamp"].values, columns["typeId"].values
+        devices = np.array([self._metric_device(int(ty)) for ty in type_ids], dtype=np.int64)
+        parts: list[tuple[IntArray, IntArray, IntArray, NDArray[np.float64]]] = []
+        for field in table.column_names:
+            values = np.array([_number(v) for v in table.column(field).to_pylist()], dtype=np.float64)[data.codes]
+            here = ~np.isnan(values)
+            if here.any():
+                metric = np.full(int(here.sum()), self.strings.add(field), dtype=np.int64)
+                parts.append((times[here], devices[here], metric, values[here]))
+        if not parts:
+            return None
+        time, device, metric, value = (np.concatenate(p) for p in zip(*parts, strict=True))
+        return t.Table("counters", {"time": time, "device": device, "metric": metric, "value": value}).sorted_by("time")
+
+    # --- about the capture -----------------------------------------------------------------------------------------
+
+    def _metadata(self) -> list[tuple[str, str]]:
+        pairs: list[tuple[str, str]] = []
+        for table in ("EXPORT_META_DATA", "META_DATA_EXPORT", "META_DATA_CAPTURE"):
+            if self.file.has(table, "name", "value"):
+                pairs += [(str(n), str(v)) for n, v in self.file.rows(f'SELECT name, value FROM "{table}"')]
+        return pairs
+
+    def _provenance(self, metadata: list[tuple[str, str]]) -> t.TraceProvenance:
+        """What recorded the file, without anything private: no environment, command line, path or host."""
+        version = next((v for n, v in metadata if n == "EXPORT_PRODUCT_VERSION"), None)
+        capture: dict[str, Any] = {}
+        schema = next((v for n, v in metadata if n == "EXPORT_SCHEMA_VERSION"), None)
+        if schema:
+            capture["schema_version"] = schema
+        graph_mode = next((v for n, v in metadata if n.endswith("CUDA_GRAPH_TRACE_OPTIONS:MODE")), None)
+        if graph_mode:
+            capture["cuda_graph_trace"] = graph_mode
+        if any(n.endswith("SKIP_SOME_API_CALLS") and v.lower() in ("true", "1") for n, v in metadata):
+            capture["some_api_calls_skipped"] = True
+        events = sorted({v for n, v in metadata if n == "CAPTURE_EVENT_TYPE"})
+        if events:
+            capture["event_types"] = events
+        return t.TraceProvenance("nsys", version, [self.path.name], capture)
+
+    def _diagnostics(self) -> list[tuple[str, str]]:
+        if not self.file.has("DIAGNOSTIC_EVENT", "severity", "text"):
+            return []
+        levels = {1: "info", 2: "warning", 3: "error", 4: "verbose"}
+        rows = self.file.rows("SELECT severity, text FROM DIAGNOSTIC_EVENT WHERE severity IN (2, 3)")
+        return [(levels.get(s, "info"), str(text)) for s, text in rows if text]
+
+    def _note_damage(self) -> None:
+        for table, rows in self.file.damaged.items():
+            self.problems.append(
+                Problem(
+                    "damaged-table",
+                    f"The file is damaged: {table} could be read only up to row {rows}. Figures cover what was read.",
+                    rows,
+                )
+            )
+        ordinals: dict[int, set[int]] = {}
+        for stream in self.streams:
+            ordinals.setdefault(stream.device, set()).add(stream.process)
+        shared = [self.devices[d].id for d, users in ordinals.items() if len(users) > 1]
+        if shared and not self.cuda_devices and len(self.gpu_facts) > len(ordinals):
+            self.problems.append(
+                Problem(
+                    "device-mapping",
+                    f"Several processes used a device numbered {', '.join(map(str, shared))}, {len(self.gpu_facts)} GPUs "
+                    "were present, and the file does not say which was which (CUDA_VISIBLE_DEVICES): they are shown as one.",
+                )
+            )
+
+
+_TABLES_WITH_IDS = (
+    "CUPTI_ACTIVITY_KIND_KERNEL",
+    "CUPTI_ACTIVITY_KIND_MEMCPY",
+    "CUPTI_ACTIVITY_KIND_MEMSET",
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+    "CUPTI_ACTIVITY_KIND_RUNTIME",
+    "CUPTI_ACTIVITY_KIND_DRIVER",
+    "CUPTI_ACTIVITY_KIND_OVERHEAD",
+    "CUDA_GPU_MEMORY_USAGE_EVENTS",
+    "PROFILER_OVERHEAD",
+    "NVTX_EVENTS",
+    "OSRT_API",
+)
+
+
+def _index_of(sorted_ids: IntArray, values: IntArray, valid: BoolArray | None) -> IntArray:
+    """Positions of values in sorted unique ids; -1 where absent or not valid."""
+    if not len(sorted_ids):
+        return np.full(len(values), -1, dtype=np.int64)
+    index = np.minimum(np.searchsorted(sorted_ids, values), len(sorted_ids) - 1)
+    found = sorted_ids[index] == values
+    if valid is not None:
+        found &= valid
+    return np.where(found, index, -1)
+
+
+def _distinct_pairs(a: IntArray, b: IntArray) -> list[tuple[int, int]]:
+    """The distinct (a, b) of two columns with few different values."""
+    return [(p, q) for p in np.unique(a).tolist() for q in np.unique(b[a == p]).tolist()]
+
+
+def _distinct_triples(a: IntArray, b: IntArray, c: IntArray) -> list[tuple[int, int, int]]:
+    return [(p, q, r) for p, q in _distinct_pairs(a, b) for r in np.unique(c[(a == p) & (b == q)]).tolist()]
+
+
+def _translate(values: IntArray, mapping: dict[int, int], default: int, keep: IntArray | None = None) -> IntArray:
+    """Values through a small mapping; ``keep`` gives what stays where the mapping has nothing."""
+    out = np.full(len(values), default, dtype=np.int64) if keep is None else keep.copy()
+    for key, value in mapping.items():
+        out[values == key] = value
+    return out
+
+
+def _zero_as_none(column: IntColumn | None, rows: int) -> IntArray:
+    if column is None:
+        return np.full(rows, -1, dtype=np.int64)
+    values = column.filled(-1)
+    return np.where(values == 0, -1, values)
+
+
+def _json_message_size(text: str) -> int:
+    """The size in NCCL's payload, e.g. {"Message size [bytes]": 8388608}; -1 if there is none."""
+    try:
+        payload = json.loads(text)
+    except ValueError:
+        return -1
+    stack = [payload]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            for key, value in item.items():
+                if "size" in str(key).lower() and "byte" in str(key).lower():
+                    number = _number(value)
+                    return int(number) if number == number else -1
+                stack.append(value)
+        elif isinstance(item, list):
+            stack.extend(item)
+    return -1
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return float("nan")

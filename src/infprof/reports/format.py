@@ -1,0 +1,392 @@
+"""Numbers and names as people read them: units, per cent, time ranges, kernel names, and the fold of small slices.
+
+Every report goes through these functions, so one figure looks the same in the terminal, in Markdown and in HTML.
+An unknown number is "not known", never 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from infprof.results import Cost, DeviceResult, Diagnosis, Evidence, Gain, NotEvaluated, Remedy, Slice, Where, Window
+
+NOT_KNOWN = "not known"
+# A share that shows as 0.0 %.
+SMALL_SLICE = 0.0005
+WINDOW_HINT = "Another window: `--window full`, `--window A:B` (1.5s:4s), or `--range NAME`."
+
+_TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
+_BYTE_UNITS = ((10**15, "PB"), (10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B"))
+_PLAIN_UNITS = {"watts": "W", "celsius": "°C", "mhz": "MHz"}
+_UNITS_BY_SUFFIX = {"_bytes_per_s": "bytes_per_s", "_bytes": "bytes", "_ratio": "ratio", "_ns": "ns"}
+_UNIT_SUFFIXES = ("_bytes_per_s", "_per_s", "_bytes", "_ratio", "_ns", "_watts", "_celsius", "_mhz")
+
+# Control characters would let a name from a trace drive the terminal; bidirectional marks would reorder a line.
+_UNPRINTABLE = re.compile(
+    r"(?:\x1b\[[0-9;?]*[ -/]*[@-~]"
+    r"|[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff])+"
+)
+
+
+def clean(text: object) -> str:
+    """``text`` on one line, without control characters, direction marks or broken surrogates."""
+    return _UNPRINTABLE.sub(" ", str(text)).strip()
+
+
+# `quoted` text, and flags with what is certainly their value: after "=", or a number after a space.
+_CODE = re.compile(r"(`[^`]+`|(?<![\w-])--[A-Za-z][\w-]*(?:=[^\s;)]*[^\s;,).]| \d[\w.]*\b)?)")
+
+
+def prose(text: object) -> list[tuple[str, bool]]:
+    """Text that a person wrote (a sentence, a remedy) in pieces of (text, is it code): flags and `quoted` parts are."""
+    pieces = (piece for piece in _CODE.split(clean(text)) if piece)
+    return [(piece.strip("`") or piece, _CODE.fullmatch(piece) is not None) for piece in pieces]
+
+
+def plain_prose(text: object) -> str:
+    """The same text where code is not set apart."""
+    return "".join(piece for piece, _ in prose(text))
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits without an exponent: 0.0123, 1.23, 12.3, 123, and 1,234 from a thousand on."""
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size >= 99.95:
+        return f"{value:,.0f}"
+    if size >= 9.995:
+        return f"{value:.1f}"
+    if size >= 0.9995:
+        return f"{value:.2f}"
+    return f"{value:.3g}" if size >= 0.0001 else f"{value:.2e}"
+
+
+def _scaled(value: float, units: Iterable[tuple[int, str]]) -> str:
+    """``value`` in the largest unit in which it is at least 1 after rounding."""
+    pairs = list(units)
+    for factor, unit in pairs:
+        # The last unit is whole (ns, B): 11 ns has no decimals to show.
+        if factor > 1 and abs(value) >= 0.9995 * factor:
+            return f"{three_digits(value / factor)} {unit}"
+    return f"{count(value)} {pairs[-1][1]}"
+
+
+def duration(ns: float | None) -> str:
+    """Nanoseconds as ns, µs, ms or s with three significant digits."""
+    return NOT_KNOWN if ns is None else _scaled(ns, _TIME_UNITS)
+
+
+def size(count: float | None) -> str:
+    """Bytes in decimal units (1 kB = 1,000 B)."""
+    return NOT_KNOWN if count is None else _scaled(count, _BYTE_UNITS)
+
+
+def byte_rate(bytes_per_s: float | None) -> str:
+    """Bytes per second in decimal units."""
+    return NOT_KNOWN if bytes_per_s is None else f"{_scaled(bytes_per_s, _BYTE_UNITS)}/s"
+
+
+def percent(ratio: float | None) -> str:
+    """A ratio (0–1) as per cent with one decimal; a share that only rounds to nothing is "<0.1 %"."""
+    if ratio is None:
+        return NOT_KNOWN
+    if 0 < ratio < 0.0005:
+        return "<0.1 %"
+    return f"{100 * ratio:.1f} %"
+
+
+def share(part: float | None, whole: float) -> str:
+    """``part`` of ``whole`` as per cent; not known when either is missing."""
+    return NOT_KNOWN if part is None or whole <= 0 else percent(part / whole)
+
+
+def count(number: float | None) -> str:
+    """A count with thousands separators."""
+    if number is None:
+        return NOT_KNOWN
+    return f"{int(number):,}" if float(number).is_integer() else three_digits(number)
+
+
+def value_with_unit(value: float | int | str | None, unit: str) -> str:
+    """A measure's value for a person; ``unit`` as in names.MEASURES. Text passes through."""
+    if value is None:
+        return NOT_KNOWN
+    if isinstance(value, str):
+        return clean(value)
+    if unit == "ns":
+        return duration(value)
+    if unit == "ratio":
+        return percent(value)
+    if unit == "bytes":
+        return size(value)
+    if unit == "bytes_per_s":
+        return byte_rate(value)
+    number = count(value) if float(value).is_integer() else three_digits(value)
+    if unit == "per_s" or unit.endswith("_per_s"):
+        return f"{number} {unit.removesuffix('per_s').replace('_', ' ').strip()}/s".replace(" /s", "/s")
+    if unit in ("count", ""):
+        return number
+    return f"{number} {_PLAIN_UNITS.get(unit, clean(unit))}"
+
+
+def measure_label(name: str) -> str:
+    """A measure's name as words, without the unit suffix, which the value shows: ``idle_launch_ratio``: idle launch."""
+    text = clean(name)
+    for suffix in _UNIT_SUFFIXES:
+        if text.endswith(suffix) and len(text) > len(suffix):
+            text = text.removesuffix(suffix)
+            break
+    return text.replace("_", " ")
+
+
+def unit_by_name(name: str) -> str:
+    """The unit that a name's suffix says, "" where it says none: for free fields that are not measures."""
+    return next((unit for suffix, unit in _UNITS_BY_SUFFIX.items() if name.endswith(suffix)), "")
+
+
+def evidence_texts(evidence: Iterable[Evidence], limit: int, cost: Cost) -> list[str]:
+    """Evidence as "label value" phrases: not what the cost says already, known values first, at most ``limit``."""
+    items = [item for item in evidence if not (item.unit == cost.unit and item.value == cost.value is not None)]
+    if len(items) > limit:
+        items = sorted(items, key=lambda item: item.value is None)[:limit]
+    return [f"{measure_label(item.measure)} {value_with_unit(item.value, item.unit)}" for item in items]
+
+
+def window_argument(start_ns: int, end_ns: int) -> str:
+    """A time range as ``--window`` takes it, rounded outwards to about 1 % of its length so that it can be read."""
+    length = max(end_ns - start_ns, 1)
+    step = 10 ** max(len(str(length)) - 3, 0)
+    start, end = start_ns // step * step, -(-end_ns // step) * step
+    factor, unit = (1_000_000_000, "s") if end >= 1_000_000_000 else (1_000_000, "ms")
+    return f"{_decimal(start, factor)}{unit}:{_decimal(end, factor)}{unit}"
+
+
+def _decimal(value: int, factor: int) -> str:
+    """``value / factor`` exactly, as a decimal number without trailing zeros (``factor`` is a power of ten)."""
+    sign, value = ("-", -value) if value < 0 else ("", value)
+    whole, rest = divmod(value, factor)
+    digits = f"{rest:0{len(str(factor)) - 1}d}".rstrip("0")
+    return f"{sign}{whole}.{digits}" if digits else f"{sign}{whole}"
+
+
+def window_text(window: Window) -> str:
+    """How long the window is and how it was chosen; a window with holes says how much of its span it covers."""
+    length = duration(window.duration_ns)
+    if window.covered_ns is not None and window.covered_ns != window.end_ns - window.start_ns:
+        length = f"{length} of {duration(window.end_ns - window.start_ns)}"
+    return f"{length} ({clean(window.how)})"
+
+
+def where_place(where: Where, name_width: int = 40) -> str:
+    """What is found at a place: the name, the device and the stream, as far as they are known."""
+    parts = [shorten(short_kernel_name(where.name), name_width)] if where.name else []
+    if where.device is not None:
+        parts.append(f"GPU {where.device}")
+    if where.stream is not None:
+        parts.append(f"stream {where.stream}")
+    return ", ".join(parts)
+
+
+def device_label(device: DeviceResult) -> str:
+    """``GPU 0 (NVIDIA H200)``, or ``GPU 0`` where the name is not known."""
+    return f"GPU {device.id} ({clean(device.name)})" if device.name else f"GPU {device.id}"
+
+
+# Names that say nothing by themselves: the functor or the namespace around them does.
+_GENERIC_KERNELS = frozenset({"kernel", "kernel1", "kernel2", "device_kernel", "global_kernel", "run_kernel"})
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)*")
+
+
+def short_kernel_name(name: str) -> str:
+    """The base name of a demangled C++ kernel: no return type, namespaces, template arguments or parameters.
+
+    ``void at::native::vectorized_elementwise_kernel<4, …>(int, …)`` gives ``vectorized_elementwise_kernel``. A base
+    name that says nothing keeps what tells it apart: ``device_kernel<GemmUniversal>``, ``gemvx::kernel``. Names that
+    are not C++ stay as they are.
+    """
+    name = clean(name)
+    if name.startswith("_Z"):
+        # Imported here: the classifier needs its pattern table, which a report without kernels does not.
+        from infprof.measures.kernel_class import base_name
+
+        return base_name(name)
+    bare, last_arguments = _without_groups(name)
+    if bare is None or bare == name:
+        return name
+    words = bare.split()
+    parts = [part for part in (words[-1] if words else "").split("::") if part]
+    if not parts or not _IDENTIFIER.fullmatch(parts[-1]):
+        return name
+    base = parts[-1]
+    if base.lower() not in _GENERIC_KERNELS:
+        return base
+    first = _IDENTIFIER.match(last_arguments.lstrip())
+    # A built-in type or a number as first argument (kernel<float, 128>) tells less than the namespace does.
+    if first and first.group() not in ("int", "float", "double", "bool", "char", "unsigned", "void", "true", "false"):
+        return f"{base}<{first.group().split('::')[-1]}>"
+    return "::".join(parts[-2:])
+
+
+def _without_groups(name: str) -> tuple[str | None, str]:
+    """``name`` without its ``<…>`` and ``(…)`` groups, and the text of the last ``<…>``; (None, "") if unbalanced.
+
+    Inside parentheses only parentheses count, so that ``<(A > B)>`` does not end early.
+    """
+    kept: list[str] = []
+    angle = paren = opened_at = 0
+    arguments = ""
+    for position, char in enumerate(name):
+        if char == "(":
+            paren += 1
+        elif char == ")":
+            paren -= 1
+        elif paren == 0 and char == "<":
+            opened_at = position + 1 if angle == 0 else opened_at
+            angle += 1
+        elif paren == 0 and char == ">":
+            angle -= 1
+            if angle == 0:
+                arguments = name[opened_at:position]
+        elif angle == 0 and paren == 0:
+            kept.append(char)
+        if angle < 0 or paren < 0:
+            return None, ""
+    return ("".join(kept), arguments) if angle == 0 and paren == 0 else (None, "")
+
+
+def shorten(text: str, width: int) -> str:
+    """``text`` in at most ``width`` characters: the middle goes, since tile shapes and suffixes tell kernels apart."""
+    if len(text) <= width:
+        return text
+    head = max((width - 1) * 2 // 3, 1)
+    tail = width - 1 - head
+    return f"{text[:head]}…{text[-tail:] if tail > 0 else ''}"
+
+
+@dataclass(frozen=True)
+class SliceShare:
+    """One row of the time accounting: a slice, or several small ones of one device folded together."""
+
+    kind: str
+    cause: str | None
+    ns: int
+    ratio: float
+    folded: tuple[tuple[str, str | None], ...] = ()
+
+
+def slice_shares(slices: Iterable[Slice], window_ns: int, keep: int | None = None) -> list[SliceShare]:
+    """Slices that hold time, compute first and then by length.
+
+    With ``keep`` there are at most that many rows: the smallest, and all under 0.05 % where they are several, are
+    folded into one. The rows' ns add up to the slices' ns whatever is folded.
+    """
+    held = [item for item in slices if item.ns > 0]
+    held.sort(key=lambda item: (item.kind != "compute", -item.ns, item.kind, item.cause or ""))
+    rows = [SliceShare(s.kind, s.cause, s.ns, s.ns / window_ns if window_ns > 0 else 0.0) for s in held]
+    if keep is None:
+        return rows
+    large = sum(row.ratio >= SMALL_SLICE or row.kind == "compute" for row in rows)
+    keep = min(keep, large + 1)
+    if len(rows) <= keep:
+        return rows
+    rest = rows[keep - 1 :]
+    total = sum(row.ns for row in rest)
+    folded = tuple((row.kind, row.cause) for row in rest)
+    return [*rows[: keep - 1], SliceShare("other", None, total, total / window_ns if window_ns > 0 else 0.0, folded)]
+
+
+SliceKey = tuple[str, "str | None"]
+
+
+def slice_order(devices: Iterable[DeviceResult]) -> list[SliceKey]:
+    """Slices that hold time on any device, in one order for all: compute first, then by the longest on a device."""
+    longest: dict[SliceKey, int] = {}
+    for device in devices:
+        for item in device.slices:
+            if item.ns > 0:
+                key = (item.kind, item.cause)
+                longest[key] = max(item.ns, longest.get(key, 0))
+    return sorted(longest, key=lambda key: (key[0] != "compute", -longest[key], key[0], key[1] or ""))
+
+
+def lost_ns(device: DeviceResult) -> int:
+    """Time of a device that a change could win back: not compute, no demand, the profiler or kernel turn-around."""
+    kept = ("no-demand", "profiler", "kernel-gap")
+    return sum(s.ns for s in device.slices if s.kind != "compute" and not (s.kind == "idle" and s.cause in kept))
+
+
+def rules_by_need(items: Iterable[NotEvaluated]) -> dict[str, list[str]]:
+    """Rules that could not be evaluated, grouped by what they need; first come, first listed."""
+    groups: dict[str, list[str]] = {}
+    for item in items:
+        groups.setdefault(clean(item.needs), []).append(clean(item.rule))
+    return groups
+
+
+def cost_text(cost: Cost, window_ns: int) -> str:
+    """What a finding costs: time with its share of the window, or bytes."""
+    if cost.value is None:
+        return NOT_KNOWN
+    if cost.unit != "ns":
+        return value_with_unit(cost.value, cost.unit)
+    return f"{duration(cost.value)}, {share(cost.value, window_ns)} of window"
+
+
+def gain_text(gain: Gain) -> str:
+    """The bounds on a gain."""
+    low, high = gain.low or None, gain.high
+    if low is None and high is None:
+        return NOT_KNOWN
+    if high is None:
+        return f"at least {percent(low)} of the window"
+    if low is None:
+        return f"up to {percent(high)} of the window"
+    return f"{100 * low:.1f} to {percent(high)} of the window" if low < high else f"{percent(high)} of the window"
+
+
+def verdict_remedies(diagnosis: Diagnosis) -> list[Remedy]:
+    """The verdict's remedies that no finding repeats: the finding that explains the class has the same ones."""
+    in_findings = {(r.stack, r.change) for finding in diagnosis.findings for r in finding.remedies}
+    return [r for r in diagnosis.verdict.remedies if (r.stack, r.change) not in in_findings]
+
+
+@dataclass(frozen=True)
+class PhaseRow:
+    """A phase, or all steps together: how many, how long in all, and the length of one. None = not known."""
+
+    name: str
+    count: int | None
+    total_ns: int | None
+    p50_ns: int | None
+    p95_ns: int | None
+    p99_ns: int | None
+
+
+def phase_rows(diagnosis: Diagnosis) -> list[PhaseRow]:
+    """A row per phase, and one for all steps when there are any."""
+    rows = []
+    for phase in diagnosis.phases:
+        steps = phase.get("steps") or {}
+        lengths = (steps.get("p50_ns"), steps.get("p95_ns"), steps.get("p99_ns"))
+        rows.append(PhaseRow(clean(phase.get("name", "")), phase.get("count"), phase.get("total_ns"), *lengths))
+    if diagnosis.steps:
+        steps = diagnosis.steps
+        lengths = (steps.get("p50_ns"), steps.get("p95_ns"), steps.get("p99_ns"))
+        rows.append(PhaseRow("all steps", steps.get("count"), None, *lengths))
+    return rows
+
+
+def whatif_lines(diagnosis: Diagnosis) -> list[str]:
+    """The chain of fixes in words: what each gains, and what limits then."""
+    if not diagnosis.whatif:
+        return []
+    lines = []
+    for number, step in enumerate(diagnosis.whatif.get("chain") or [], 1):
+        fix, following = clean(step.get("fix", "")), step.get("next_verdict")
+        then = f"; then {clean(following)}" if following else ""
+        span = duration(step.get("predicted_span_ns"))
+        lines.append(f"{number}. {fix}: {span}, {percent(step.get('gain_ratio'))} less{then}")
+    return lines

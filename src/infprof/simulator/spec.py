@@ -1,0 +1,658 @@
+"""What a spec file says, checked: devices, kernels, graphs, processes and what their threads do.
+
+Durations are text with a unit ("12us", "1.5 ms"), sizes likewise ("32 MB", "4KiB") or whole bytes, rates are plain
+numbers per second (FLOP/s, bytes/s). In memory all are ns, bytes, and per second.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from infprof.errors import UsageError
+from infprof.simulator.schema import VERSIONS
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+COUNTERS = ("sm_active", "sm_issue", "tensor", "dram_read", "dram_write", "nvlink_rx", "nvlink_tx")
+COPY_KINDS = ("h2d", "d2h", "d2d", "p2p")
+HOST_MEMORY = ("pageable", "pinned")
+COLLECTIVES = ("allreduce", "allgather", "reducescatter", "broadcast")
+
+_TIME_UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_SIZE_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU: its peaks (per second), what part of them kernels reach, and its fixed costs in ns."""
+
+    name: str = "NVIDIA H100 80GB HBM3"
+    chip: str = "GH100"
+    compute: tuple[int, int] = (9, 0)
+    sm_count: int = 132
+    memory_bytes: int = 85_029_158_912
+    clock_hz: int = 1_980_000_000
+    flops: float = 989e12
+    bandwidth: float = 3.352e12
+    pcie: float = 55e9
+    pcie_peak: float = 63e9
+    pageable: float = 6e9
+    nvlink: float = 450e9
+    flops_reached: float = 0.75
+    bandwidth_reached: float = 0.88
+    collective_reached: float = 0.8
+    kernel_floor_ns: int = 1_800
+    copy_latency_ns: int = 1_400
+    collective_latency_ns: int = 9_000
+    dispatch_ns: int = 1_200
+    kernel_gap_ns: int = 700
+    graph_gap_ns: int = 500
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel: how long it runs (given, or from FLOPs and bytes on the device) and what counters show meanwhile."""
+
+    name: str
+    time_ns: int | None = None
+    flops: float = 0.0
+    bytes: float = 0.0
+    grid: tuple[int, int, int] = (132, 1, 1)
+    block: tuple[int, int, int] = (256, 1, 1)
+    counters: dict[str, float] = field(default_factory=dict)
+    api: str = "cudaLaunchKernel_v7000"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A CUDA graph: kernels in order, recorded per node or as one row per launch."""
+
+    kernels: tuple[Kernel, ...]
+    per_node: bool = True
+
+
+@dataclass(frozen=True)
+class Costs:
+    """How long the host's calls take, in ns; ``between`` is Python's time between two calls."""
+
+    launch_ns: int = 4_000
+    graph_launch_ns: int = 9_000
+    copy_ns: int = 5_000
+    memset_ns: int = 3_500
+    event_ns: int = 900
+    sync_ns: int = 2_500
+    collective_ns: int = 6_000
+    malloc_ns: int = 150_000
+    free_ns: int = 120_000
+    between_ns: int = 500
+
+
+@dataclass(frozen=True)
+class Host:
+    ns: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    kernel: Kernel
+    count: int
+    stream: int
+    call_ns: int | None
+
+
+@dataclass(frozen=True)
+class GraphLaunch:
+    graph: Graph
+    graph_id: int
+    stream: int
+    call_ns: int | None
+
+
+@dataclass(frozen=True)
+class Copy:
+    kind: str
+    bytes: int
+    memory: str
+    blocking: bool
+    stream: int
+
+
+@dataclass(frozen=True)
+class Memset:
+    bytes: int
+    stream: int
+
+
+@dataclass(frozen=True)
+class Sync:
+    """``event`` None waits for ``stream``, both None for the device; ``ago`` picks an earlier record of the event."""
+
+    stream: int | None
+    event: str | None
+    ago: int
+
+
+@dataclass(frozen=True)
+class Record:
+    event: str
+    stream: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    event: str
+    stream: int
+
+
+@dataclass(frozen=True)
+class Collective:
+    op: str
+    bytes: int
+    stream: int
+
+
+@dataclass(frozen=True)
+class Allocate:
+    op: str
+    bytes: int
+    call_ns: int | None
+
+
+@dataclass(frozen=True)
+class LoadModule:
+    ns: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """The thread is blocked in an OS call (epoll_wait, futex, read, …)."""
+
+    call: str
+    ns: int
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """The profiler stops the thread."""
+
+    name: str
+    ns: int
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """``do`` in order, ``times`` times, inside an NVTX range when ``range`` names one ("{i}" is the turn)."""
+
+    do: tuple[Action, ...]
+    times: int
+    range: str | None
+
+
+Action = (
+    Host
+    | Launch
+    | GraphLaunch
+    | Copy
+    | Memset
+    | Sync
+    | Record
+    | Wait
+    | Collective
+    | Allocate
+    | LoadModule
+    | Block
+    | Overhead
+    | Repeat
+)
+
+
+@dataclass(frozen=True)
+class ThreadSpec:
+    name: str
+    run: tuple[Action, ...]
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    pid: int
+    name: str
+    device: int
+    threads: tuple[ThreadSpec, ...]
+
+
+@dataclass(frozen=True)
+class Spec:
+    name: str
+    description: str
+    seed: int
+    jitter: float
+    nsys: str
+    start_ns: int
+    devices: tuple[Device, ...]
+    costs: Costs
+    processes: tuple[ProcessSpec, ...]
+    counter_rate_hz: int | None
+    expect: dict[str, Any]
+
+
+def load_spec(path: str | Path) -> Spec:
+    """Read and check a spec file. Raises UsageError, in one sentence, for what it cannot read or does not know."""
+    path = Path(path)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}. Give the path of a spec file.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not text. Give the path of a spec file in YAML.") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise UsageError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', None) or error}.") from None
+    return parse_spec(data, str(path))
+
+
+def parse_spec(data: Any, source: str = "spec") -> Spec:
+    """Check a spec given as a dict; ``source`` names it in errors. Raises UsageError."""
+    return _Parser(source).spec(data)
+
+
+class _Section:
+    """One mapping of the file, whose keys are taken one by one; what is left over is a mistake."""
+
+    def __init__(self, data: Any, where: str) -> None:
+        if not isinstance(data, dict):
+            raise UsageError(f"{where}: expected keys with values, found {_shown(data)}.")
+        self.where = where
+        self._left = dict(data)
+        self._known: list[str] = []
+
+    def take(self, key: str, parse: Callable[[Any, str], T], default: U) -> T | U:
+        self._known.append(key)
+        return parse(self._left.pop(key), f"{self.where}: {key}") if key in self._left else default
+
+    def need(self, key: str, parse: Callable[[Any, str], T]) -> T:
+        if key not in self._left:
+            raise UsageError(f"{self.where}: {key} is missing.")
+        self._known.append(key)
+        return parse(self._left.pop(key), f"{self.where}: {key}")
+
+    def has(self, key: str) -> bool:
+        return key in self._left
+
+    def done(self) -> None:
+        for key in self._left:
+            raise UsageError(f"{self.where}: no key {key!r} here.{_did_you_mean(key, self._known)}")
+
+
+class _Parser:
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.kernels: dict[str, Kernel] = {}
+        self.graphs: dict[str, Graph] = {}
+        self.sequences: dict[str, Any] = {}
+        self._open_sequences: list[str] = []
+
+    def spec(self, data: Any) -> Spec:
+        top = _Section(data, self.source)
+        name = top.take("name", _text, Path(self.source).stem)
+        description = top.take("description", _text, "")
+        seed = top.take("seed", _whole, 0)
+        jitter = top.take("jitter", _share, 0.0)
+        nsys = top.take("nsys", _one_of(VERSIONS), "2023.4")
+        start = top.take("start", duration_ns, 1_000_000_000)
+        devices: tuple[Device, ...] = top.take("devices", self._devices, (Device(),))
+        costs = top.take("costs", self._costs, Costs())
+        rate = top.take("counters", self._counter_rate, None)
+        expect: dict[str, Any] = top.take("expect", _mapping, {})
+        self.kernels = top.take("kernels", self._kernels, {})
+        self.graphs = top.take("graphs", self._graphs, {})
+        self.sequences = top.take("sequences", _mapping, {})
+        processes = top.need("processes", self._processes)
+        top.done()
+        for process in processes:
+            if process.device >= len(devices):
+                raise UsageError(
+                    f"{self.source}: process {process.pid} runs on device {process.device}, "
+                    f"but there are {len(devices)} devices, counted from 0."
+                )
+        return Spec(
+            name, description, seed, jitter, nsys, start, devices, costs, processes, rate, expect
+        )  # fmt: skip
+
+    def _devices(self, data: Any, where: str) -> tuple[Device, ...]:
+        return tuple(self._device(item, at) for item, at in _items(data, where)) or (Device(),)
+
+    def _device(self, data: Any, where: str) -> Device:
+        s = _Section(data, where)
+        d = Device()
+        device = Device(
+            name=s.take("name", _text, d.name),
+            chip=s.take("chip", _text, d.chip),
+            compute=s.take("compute", _pair, d.compute),
+            sm_count=s.take("sm_count", _positive, d.sm_count),
+            memory_bytes=s.take("memory", size_bytes, d.memory_bytes),
+            clock_hz=s.take("clock", _positive, d.clock_hz),
+            flops=s.take("flops", _rate, d.flops),
+            bandwidth=s.take("bandwidth", _rate, d.bandwidth),
+            pcie=s.take("pcie", _rate, d.pcie),
+            pcie_peak=s.take("pcie_peak", _rate, d.pcie_peak),
+            pageable=s.take("pageable", _rate, d.pageable),
+            nvlink=s.take("nvlink", _rate, d.nvlink),
+            flops_reached=s.take("flops_reached", _share, d.flops_reached),
+            bandwidth_reached=s.take("bandwidth_reached", _share, d.bandwidth_reached),
+            collective_reached=s.take("collective_reached", _share, d.collective_reached),
+            kernel_floor_ns=s.take("kernel_floor", duration_ns, d.kernel_floor_ns),
+            copy_latency_ns=s.take("copy_latency", duration_ns, d.copy_latency_ns),
+            collective_latency_ns=s.take("collective_latency", duration_ns, d.collective_latency_ns),
+            dispatch_ns=s.take("dispatch", duration_ns, d.dispatch_ns),
+            kernel_gap_ns=s.take("kernel_gap", duration_ns, d.kernel_gap_ns),
+            graph_gap_ns=s.take("graph_gap", duration_ns, d.graph_gap_ns),
+        )
+        s.done()
+        return device
+
+    def _costs(self, data: Any, where: str) -> Costs:
+        s = _Section(data, where)
+        c = Costs()
+        costs = Costs(
+            launch_ns=s.take("launch", duration_ns, c.launch_ns),
+            graph_launch_ns=s.take("graph_launch", duration_ns, c.graph_launch_ns),
+            copy_ns=s.take("copy", duration_ns, c.copy_ns),
+            memset_ns=s.take("memset", duration_ns, c.memset_ns),
+            event_ns=s.take("event", duration_ns, c.event_ns),
+            sync_ns=s.take("sync", duration_ns, c.sync_ns),
+            collective_ns=s.take("collective", duration_ns, c.collective_ns),
+            malloc_ns=s.take("malloc", duration_ns, c.malloc_ns),
+            free_ns=s.take("free", duration_ns, c.free_ns),
+            between_ns=s.take("between", duration_ns, c.between_ns),
+        )
+        s.done()
+        return costs
+
+    def _counter_rate(self, data: Any, where: str) -> int:
+        s = _Section(data, where)
+        rate = s.need("rate", _positive)
+        s.done()
+        return rate
+
+    def _kernels(self, data: Any, where: str) -> dict[str, Kernel]:
+        return {key: self._kernel(item, f"{where}: {key}") for key, item in _mapping(data, where).items()}
+
+    def _kernel(self, data: Any, where: str) -> Kernel:
+        s = _Section(data, where)
+        kernel = Kernel(
+            name=s.need("name", _text),
+            time_ns=s.take("time", duration_ns, None),
+            flops=s.take("flops", _rate, 0.0),
+            bytes=s.take("bytes", lambda value, at: float(size_bytes(value, at)), 0.0),
+            grid=s.take("grid", _triple, (132, 1, 1)),
+            block=s.take("block", _triple, (256, 1, 1)),
+            counters=s.take("counters", _counters, {}),
+            api=s.take("api", _text, "cudaLaunchKernel_v7000"),
+        )
+        s.done()
+        if kernel.time_ns is None and not kernel.flops and not kernel.bytes:
+            raise UsageError(f"{where}: give time, or flops and bytes, so that its duration is known.")
+        return kernel
+
+    def _graphs(self, data: Any, where: str) -> dict[str, Graph]:
+        return {key: self._graph(item, f"{where}: {key}") for key, item in _mapping(data, where).items()}
+
+    def _graph(self, data: Any, where: str) -> Graph:
+        s = _Section(data, where)
+        graph = Graph(
+            kernels=s.need("kernels", self._graph_kernels),
+            per_node=s.take("trace", _one_of(("node", "graph")), "node") == "node",
+        )
+        s.done()
+        return graph
+
+    def _graph_kernels(self, data: Any, where: str) -> tuple[Kernel, ...]:
+        """A list of kernel keys, with ``{repeat: n, do: [...]}`` inside."""
+        kernels: list[Kernel] = []
+        for item, at in _items(data, where):
+            if isinstance(item, dict):
+                s = _Section(item, at)
+                times = s.need("repeat", _positive)
+                kernels.extend(s.need("do", self._graph_kernels) * times)
+                s.done()
+            else:
+                kernels.append(self._named(self.kernels, "kernel", item, at))
+        return tuple(kernels)
+
+    def _processes(self, data: Any, where: str) -> tuple[ProcessSpec, ...]:
+        return tuple(self._process(item, at, number) for number, (item, at) in enumerate(_items(data, where)))
+
+    def _process(self, data: Any, where: str, number: int) -> ProcessSpec:
+        s = _Section(data, where)
+        process = ProcessSpec(
+            pid=s.take("pid", _positive, 4200 + number),
+            name=s.take("name", _text, "python3"),
+            device=s.take("device", _whole, 0),
+            threads=s.need("threads", self._threads),
+        )
+        s.done()
+        return process
+
+    def _threads(self, data: Any, where: str) -> tuple[ThreadSpec, ...]:
+        threads = []
+        for item, at in _items(data, where):
+            s = _Section(item, at)
+            threads.append(ThreadSpec(s.take("name", _text, "python3"), s.need("run", self._actions)))
+            s.done()
+        return tuple(threads)
+
+    def _actions(self, data: Any, where: str) -> tuple[Action, ...]:
+        return tuple(action for item, at in _items(data, where) for action in self._action(item, at))
+
+    def _action(self, data: Any, where: str) -> tuple[Action, ...]:
+        """One item of a ``run`` or ``do`` list: a mapping whose first key says what happens."""
+        s = _Section(data, where)
+        verb = next(iter(data), None)
+        makers: dict[str, Callable[[_Section], tuple[Action, ...]]] = {
+            "host": self._host,
+            "launch": self._launch,
+            "graph": self._graph_launch,
+            "copy": self._copy,
+            "memset": lambda s: (Memset(s.need("memset", size_bytes), _stream(s)),),
+            "sync": self._sync,
+            "record": lambda s: (Record(s.need("record", _text), _stream(s)),),
+            "wait": lambda s: (Wait(s.need("wait", _text), _stream(s)),),
+            "malloc": lambda s: (Allocate("malloc", s.need("malloc", size_bytes), s.take("call", duration_ns, None)),),
+            "free": lambda s: (Allocate("free", s.need("free", size_bytes), s.take("call", duration_ns, None)),),
+            "load_module": lambda s: (LoadModule(s.need("load_module", duration_ns)),),
+            "block": lambda s: (Block(s.need("block", _text), s.need("for", duration_ns)),),
+            "overhead": lambda s: (Overhead(s.need("overhead", _text), s.need("for", duration_ns)),),
+            "repeat": self._repeat,
+            "range": self._repeat,
+            "use": self._use,
+        } | {op: self._collective(op) for op in COLLECTIVES}
+        if verb not in makers:
+            raise UsageError(f"{where}: no action {verb!r}.{_did_you_mean(str(verb), makers)}")
+        actions = makers[verb](s)
+        s.done()
+        return actions
+
+    def _host(self, s: _Section) -> tuple[Action, ...]:
+        action = Host(s.need("host", duration_ns))
+        name = s.take("range", _text, "")
+        return (Repeat((action,), 1, name),) if name else (action,)
+
+    def _launch(self, s: _Section) -> tuple[Action, ...]:
+        kernel = s.need("launch", lambda value, at: self._named(self.kernels, "kernel", value, at))
+        return (Launch(kernel, s.take("count", _positive, 1), _stream(s), s.take("call", duration_ns, None)),)
+
+    def _graph_launch(self, s: _Section) -> tuple[Action, ...]:
+        name = s.need("graph", _text)
+        graph = self._named(self.graphs, "graph", name, s.where)
+        number = list(self.graphs).index(name) + 1
+        return (GraphLaunch(graph, number, _stream(s), s.take("call", duration_ns, None)),)
+
+    def _copy(self, s: _Section) -> tuple[Action, ...]:
+        kind = s.need("copy", _one_of(COPY_KINDS))
+        size = s.need("size", size_bytes)
+        memory = s.take("memory", _one_of(HOST_MEMORY), "pinned")
+        return (Copy(kind, size, memory, s.take("blocking", _flag, False), _stream(s)),)
+
+    def _sync(self, s: _Section) -> tuple[Action, ...]:
+        what = s.need("sync", _one_of(("stream", "device", "event")))
+        if what == "device":
+            return (Sync(None, None, 0),)
+        if what == "stream":
+            return (Sync(_stream(s), None, 0),)
+        return (Sync(None, s.need("event", _text), s.take("ago", _whole, 0)),)
+
+    def _collective(self, op: str) -> Callable[[_Section], tuple[Action, ...]]:
+        return lambda s: (Collective(op, s.need(op, size_bytes), _stream(s)),)
+
+    def _repeat(self, s: _Section) -> tuple[Action, ...]:
+        times = s.take("repeat", _positive, 1)
+        name = s.take("range", _text, "")
+        return (Repeat(s.need("do", self._actions), times, name or None),)
+
+    def _use(self, s: _Section) -> tuple[Action, ...]:
+        name = s.need("use", _text)
+        if name in self._open_sequences:
+            raise UsageError(f"{s.where}: the sequence {name!r} uses itself.")
+        body = self._named(self.sequences, "sequence", name, s.where)
+        self._open_sequences.append(name)
+        actions = self._actions(body, f"{self.source}: sequences: {name}")
+        self._open_sequences.pop()
+        return actions
+
+    def _named(self, table: dict[str, T], what: str, name: Any, where: str) -> T:
+        if not isinstance(name, str) or name not in table:
+            raise UsageError(f"{where}: no {what} {name!r}.{_did_you_mean(str(name), table)}")
+        return table[name]
+
+
+def duration_ns(value: Any, where: str) -> int:
+    """ "12us", "1.5 ms", 0 → whole ns. Raises UsageError."""
+    return _quantity(value, where, _TIME_UNITS, "a duration with its unit, such as 12us or 1.5ms")
+
+
+def size_bytes(value: Any, where: str) -> int:
+    """ "32 MB", "4KiB", 512 → bytes. Raises UsageError."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    return _quantity(value, where, _SIZE_UNITS, "a size, such as 4096, 64KiB or 32MB")
+
+
+def _quantity(value: Any, where: str, units: dict[str, int], what: str) -> int:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zµ]+)\s*", str(value).lower())
+    if value == 0 and not isinstance(value, bool):
+        return 0
+    if not match or match[2] not in units:
+        raise UsageError(f"{where}: expected {what}, found {_shown(value)}.")
+    return round(float(match[1]) * units[match[2]])
+
+
+def _stream(s: _Section) -> int:
+    return s.take("stream", _positive, 7)
+
+
+def _items(data: Any, where: str) -> list[tuple[Any, str]]:
+    if not isinstance(data, list):
+        raise UsageError(f"{where}: expected a list, found {_shown(data)}.")
+    return [(item, f"{where}[{number}]") for number, item in enumerate(data)]
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: expected keys with values, found {_shown(value)}.")
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{where}: expected text, found {_shown(value)}.")
+    return value
+
+
+def _flag(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{where}: expected true or false, found {_shown(value)}.")
+    return value
+
+
+def _whole(value: Any, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise UsageError(f"{where}: expected a whole number, found {_shown(value)}.")
+    return value
+
+
+def _positive(value: Any, where: str) -> int:
+    if _whole(value, where) == 0:
+        raise UsageError(f"{where}: expected a whole number over 0, found 0.")
+    return int(value)
+
+
+def _rate(value: Any, where: str) -> float:
+    """A number over 0. YAML reads 989e12 as text (it wants 989.0e+12), so text that is a number will do."""
+    try:
+        number = float(value) if not isinstance(value, bool) else 0.0
+    except (TypeError, ValueError):
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise UsageError(f"{where}: expected a number over 0, found {_shown(value)}.")
+    return number
+
+
+def _share(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise UsageError(f"{where}: expected a number from 0 to 1, found {_shown(value)}.")
+    return float(value)
+
+
+def _pair(value: Any, where: str) -> tuple[int, int]:
+    numbers = _numbers(value, where, 2)
+    return numbers[0], numbers[1]
+
+
+def _triple(value: Any, where: str) -> tuple[int, int, int]:
+    numbers = _numbers(value, where, 3)
+    return numbers[0], numbers[1], numbers[2]
+
+
+def _numbers(value: Any, where: str, count: int) -> list[int]:
+    if not isinstance(value, list) or len(value) != count:
+        raise UsageError(f"{where}: expected a list of {count} whole numbers, found {_shown(value)}.")
+    return [_whole(item, where) for item in value]
+
+
+def _counters(value: Any, where: str) -> dict[str, float]:
+    """Counter name → per cent of peak while the kernel runs."""
+    for name, percent in _mapping(value, where).items():
+        if name not in COUNTERS:
+            raise UsageError(f"{where}: no counter {name!r}.{_did_you_mean(str(name), COUNTERS)}")
+        if isinstance(percent, bool) or not isinstance(percent, int | float) or not 0 <= percent <= 100:
+            raise UsageError(f"{where}: {name}: expected per cent from 0 to 100, found {_shown(percent)}.")
+    return {name: float(percent) for name, percent in value.items()}
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[Any, str], str]:
+    def parse(value: Any, where: str) -> str:
+        if value not in choices:
+            raise UsageError(f"{where}: expected one of {', '.join(choices)}, found {_shown(value)}.")
+        return str(value)
+
+    return parse
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    known = sorted(known)
+    close = difflib.get_close_matches(str(name), known, 1)
+    return f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(known) or 'none'}."
+
+
+def _shown(value: Any) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

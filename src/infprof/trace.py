@@ -1,0 +1,245 @@
+"""The Trace: what a reader fills and every measure reads. Typed columns, one time origin, one string table.
+
+Times are int64 nanoseconds from the trace's own origin. Processes, threads, devices and streams are dense indexes into
+``Trace.processes``, ``Trace.threads``, ``Trace.devices`` and ``Trace.streams``; -1 means "not recorded". Strings are
+indexes into ``Trace.strings``; -1 means "none". A table that is None was not collected; an empty one was, and is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infprof.results import Problem
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+# Copy kinds of the Trace, whatever a tool's own numbering; "other" holds arrays and kinds the reader does not know.
+COPY_KIND_NAMES = ("h2d", "d2h", "d2d", "p2p", "uvm", "h2h", "other")
+H2D, D2H, D2D, P2P, UVM, H2H, OTHER_COPY = range(len(COPY_KIND_NAMES))
+
+# Memory kinds of the two ends of a copy.
+PAGEABLE, PINNED, DEVICE, ARRAY, MANAGED, UNKNOWN_MEMORY = range(6)
+
+# What a row of ``overheads`` is.
+PROFILER, MODULE_LOAD, COMMAND_BUFFER_FULL = range(3)
+
+# What a row of ``syncs`` is (CUPTI's numbering, 0 = unknown).
+EVENT_SYNC, STREAM_WAIT_EVENT, STREAM_SYNC, CONTEXT_SYNC = range(1, 5)
+
+# What a row of ``ranges`` is.
+PUSH_POP, START_END = range(2)
+
+# name → {column: what it holds}. "time" and "count" and "id" columns are int64, "value" is float64; every other word
+# names the list that an index column points into.
+SCHEMA: dict[str, dict[str, str]] = {
+    "kernels": {
+        "start": "time",
+        "end": "time",
+        "process": "processes",
+        "device": "devices",
+        "stream": "streams",
+        "correlation": "id",
+        "name": "strings",
+        "short_name": "strings",
+        "grid_blocks": "count",
+        "block_threads": "count",
+        "graph_node": "id",
+    },
+    # CUDA graphs traced whole: one row per launch, no kernels inside.
+    "graphs": {
+        "start": "time",
+        "end": "time",
+        "process": "processes",
+        "device": "devices",
+        "stream": "streams",
+        "correlation": "id",
+        "graph": "id",
+    },
+    "copies": {
+        "start": "time",
+        "end": "time",
+        "process": "processes",
+        "device": "devices",
+        "stream": "streams",
+        "correlation": "id",
+        "bytes": "count",
+        "kind": "COPY_KIND_NAMES",
+        "src": "memory kind",
+        "dst": "memory kind",
+        "tool_kind": "id",
+    },
+    "memsets": {
+        "start": "time",
+        "end": "time",
+        "process": "processes",
+        "device": "devices",
+        "stream": "streams",
+        "correlation": "id",
+        "bytes": "count",
+    },
+    "syncs": {
+        "start": "time",
+        "end": "time",
+        "process": "processes",
+        "device": "devices",
+        "stream": "streams",
+        "correlation": "id",
+        "kind": "EVENT_SYNC, STREAM_WAIT_EVENT, STREAM_SYNC, CONTEXT_SYNC",
+    },
+    "api_calls": {
+        "start": "time",
+        "end": "time",
+        "process": "processes",
+        "thread": "threads",
+        "correlation": "id",
+        "name": "strings",
+        "return_value": "count",
+    },
+    "ranges": {
+        "start": "time",
+        "end": "time",
+        "thread": "threads",
+        "text": "strings",
+        "kind": "PUSH_POP or START_END",
+        "message_bytes": "count",
+    },
+    "os_calls": {"start": "time", "end": "time", "thread": "threads", "name": "strings"},
+    "overheads": {"start": "time", "end": "time", "thread": "threads", "kind": "PROFILER, MODULE_LOAD, …"},
+    "memory_events": {"time": "time", "process": "processes", "device": "devices", "bytes": "count", "delta": "count"},
+    "counters": {"time": "time", "device": "devices", "metric": "strings", "value": "value"},
+}
+
+
+class Table:
+    """Columns of equal length, as declared in SCHEMA; rows are in the reader's order until ``sorted_by`` is called."""
+
+    def __init__(self, name: str, columns: dict[str, NDArray[Any]]) -> None:
+        declared = SCHEMA[name]
+        if set(columns) != set(declared):
+            raise ValueError(f"{name}: columns {sorted(columns)} are not the declared {sorted(declared)}")
+        lengths = {len(c) for c in columns.values()}
+        if len(lengths) > 1:
+            raise ValueError(f"{name}: columns of different lengths {sorted(lengths)}")
+        self.name = name
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def __getitem__(self, column: str) -> NDArray[Any]:
+        return self._columns[column]
+
+    def take(self, rows: NDArray[Any]) -> Table:
+        """The rows chosen by an index or boolean array."""
+        return Table(self.name, {k: v[rows] for k, v in self._columns.items()})
+
+    def sorted_by(self, *columns: str) -> Table:
+        """Rows in ascending order of the columns, first one first; unchanged (not copied) when they already are."""
+        if len(columns) == 1:
+            key = self._columns[columns[0]]
+            if len(key) < 2 or bool(np.all(key[1:] >= key[:-1])):
+                return self
+            return self.take(np.argsort(key, kind="stable"))
+        return self.take(np.lexsort([self._columns[c] for c in reversed(columns)]))
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU. ``id`` is the number shown to the user; unknown facts are None."""
+
+    id: int
+    name: str | None = None
+    sm_count: int | None = None
+    memory_bytes: int | None = None
+    compute_capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int | None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Thread:
+    """``process`` is an index into Trace.processes."""
+
+    process: int
+    tid: int | None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A stream is its device, process, context and number together: numbers repeat across all of them."""
+
+    device: int
+    process: int
+    context: int
+    number: int
+
+
+@dataclass
+class TraceProvenance:
+    tool: str
+    tool_version: str | None
+    inputs: list[str]
+    capture: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Trace:
+    """All tables of one input. ``problems`` says what was dropped, guessed or odd while reading."""
+
+    strings: list[str]
+    devices: list[Device]
+    processes: list[Process]
+    threads: list[Thread]
+    streams: list[Stream]
+    provenance: TraceProvenance
+    problems: list[Problem] = field(default_factory=list)
+    kernels: Table | None = None
+    graphs: Table | None = None
+    copies: Table | None = None
+    memsets: Table | None = None
+    syncs: Table | None = None
+    api_calls: Table | None = None
+    ranges: Table | None = None
+    os_calls: Table | None = None
+    overheads: Table | None = None
+    memory_events: Table | None = None
+    counters: Table | None = None
+    # Launches (process, correlation) whose GPU operation was recorded without usable times: those left out above.
+    dropped_launches: tuple[IntArray, IntArray] | None = None
+    dropped_operations: int = 0
+    # Diagnostics of the recording tool itself, as (severity, text).
+    diagnostics: list[tuple[str, str]] = field(default_factory=list)
+
+    def operations(self) -> Iterable[Table]:
+        """The tables of things that run on a GPU, those that were collected."""
+        return (t for t in (self.kernels, self.graphs, self.copies, self.memsets) if t is not None)
+
+
+class StringTable:
+    """Collects the strings that are in use and hands out dense indexes."""
+
+    def __init__(self) -> None:
+        self.values: list[str] = []
+        self._index: dict[str, int] = {}
+
+    def add(self, value: str) -> int:
+        index = self._index.get(value)
+        if index is None:
+            index = self._index[value] = len(self.values)
+            self.values.append(value)
+        return index
+
+    def add_all(self, values: Iterable[str]) -> IntArray:
+        return np.fromiter((self.add(v) for v in values), dtype=np.int64)

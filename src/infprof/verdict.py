@@ -1,0 +1,341 @@
+"""From measures to a class: which limiter wins, with its cause, rank and confidence (docs/verdicts.md).
+
+Every number comes from rules/thresholds.yaml.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infprof.measures.device import DeviceAnalysis
+from infprof.measures.operations import Prepared
+from infprof.results import Measures, Problem, Verdict
+from infprof.rules import Thresholds
+
+COLLECT_COUNTERS = (
+    "no hardware counters in this trace: record again with `nsys profile --gpu-metrics-devices=all` "
+    "(`--gpu-metrics-device=all` before 2024.1) to tell compute-bound from bandwidth-bound"
+)
+COLLECT_CUDA = "record with `nsys profile --trace=cuda,nvtx,osrt` and make sure that the GPU process is the one profiled"
+COLLECT_NODES = (
+    "record again with `--cuda-graph-trace=node` (it adds some overhead per kernel) to see the kernels inside CUDA graphs"
+)
+
+# Confidence of a verdict made from complete evidence, and of one with a known weakness.
+SURE, FAIR, LOW = 0.9, 0.7, 0.4
+
+_CAUSE_WORDS = {
+    "launch": "in launch calls",
+    "host-work": "working outside CUDA",
+    "sync": "held back by a synchronising call",
+    "lock": "waiting for a lock or another thread",
+    "allocator": "allocating or freeing memory",
+    "module-load": "loading modules or compiling kernels",
+    "io": "waiting for files or peers",
+    "cpu-contention": "runnable but not running",
+    "dependency": "waiting for something the trace does not explain",
+    "unknown": "doing something that the trace does not show",
+}
+
+
+@dataclass(frozen=True)
+class TraceFacts:
+    """What decides whether a trace can be judged at all; for the whole trace, whatever the window."""
+
+    operations: int
+    kernels: int
+    graphs: int
+    copies: int
+    operation_ns: int
+    span_ns: int
+    dropped: int
+    launches: int
+    graph_launches: int
+    silent_graph_launches: int
+    only_startup: bool
+    idle_ratio: float
+
+
+def trace_verdict(facts: TraceFacts, thresholds: Thresholds, diagnostics: list[tuple[str, str]]) -> Verdict | None:
+    """The ``unusable`` verdict of a trace that allows no conclusion, else None."""
+    ran = facts.kernels + facts.graphs
+    if facts.launches and not ran and facts.copies == 0:
+        return _unusable(
+            "gpu-not-recorded",
+            f"{facts.launches} launches were recorded but nothing that ran on the GPU: cannot tell how busy it was.",
+            "GPU activity is missing: " + (COLLECT_NODES if facts.graph_launches else COLLECT_CUDA) + ".",
+        )
+    if not ran and facts.copies == 0:
+        said = next((text for _, text in diagnostics if "cuda" in text.lower()), None)
+        found = "no operation ran on a GPU" if not facts.operations else "only stray memsets ran on a GPU"
+        why = f"nsys says: {said}" if said else COLLECT_CUDA + "."
+        return _unusable("no-gpu-work", f"Nothing to diagnose: {found} in this trace.", why)
+    if facts.dropped > facts.operations:
+        return _unusable(
+            "damaged",
+            f"{facts.dropped} of {facts.dropped + facts.operations} GPU operations have no usable times: "
+            "what is missing outweighs what is there.",
+            "record again with a larger buffer or a shorter capture.",
+        )
+    if facts.span_ns < thresholds.too_short_span_ns or (
+        facts.operations < thresholds.too_short_ops and facts.operation_ns < thresholds.too_short_op_ns
+    ):
+        return _unusable(
+            "too-short",
+            f"The trace is too short to judge: {facts.operations} GPU operations that take {_ms(facts.operation_ns)} "
+            f"within {_ms(facts.span_ns)}.",
+            "record some seconds of steady work (a hundred steps or more).",
+        )
+    if facts.only_startup or (not ran and facts.idle_ratio > 0.5):
+        return _unusable(
+            "only-startup",
+            "The trace holds only start-up (loading, compiling, allocating): there is no steady part to judge.",
+            "record after warm-up, for example with `--delay`, or look at start-up itself with `--window full`.",
+        )
+    if facts.silent_graph_launches and facts.silent_graph_launches >= max(facts.graph_launches // 2, 1):
+        missing = facts.silent_graph_launches
+        return _unusable(
+            "gpu-not-recorded",
+            f"{missing} of {facts.graph_launches} CUDA-graph launches left no GPU record: what looks idle may be busy.",
+            f"GPU activity inside graphs was not recorded: {COLLECT_NODES}.",
+        )
+    return None
+
+
+def device_verdict(analysis: DeviceAnalysis, thresholds: Thresholds, prepared: Prepared) -> Verdict:
+    """The class of one device in one scope, from its measures."""
+    m = analysis.measures
+    no_demand, profiler = _value(m, "no_demand_ratio"), _value(m, "profiler_ratio")
+    rest = 1 - no_demand - profiler
+    if no_demand >= thresholds.no_demand:
+        second = _class_of_rest(analysis, thresholds)
+        words = f"{second.cls}/{second.cause}" if second.cause else second.cls
+        doubtful = rest < thresholds.low_confidence_rest
+        return Verdict(
+            cls="no-demand",
+            cause=None,
+            code=None,
+            rank="C",
+            confidence=SURE - 0.1,
+            sentence=f"No demand: for {_pct(no_demand)} of the window the program waited for requests or input. "
+            f"The rest is {words}" + (", judged from little time." if doubtful else "."),
+            second=words,
+        )
+    verdict = _class_of_rest(analysis, thresholds)
+    if rest < thresholds.low_confidence_rest:
+        verdict.confidence = min(verdict.confidence, LOW)
+    return verdict
+
+
+def _class_of_rest(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
+    m = analysis.measures
+    if _value(m, "demand_ns") <= 0:
+        return _busy(analysis, thresholds)
+    shares = {
+        "communication-bound": (_value(m, "exposed_comm_ratio"), thresholds.exposed_comm),
+        "pcie-limited": (_value(m, "exposed_host_copy_ratio"), thresholds.host_copy),
+        "scheduling-bubble": (_value(m, "recoverable_idle_ratio"), thresholds.recoverable_idle),
+    }
+    if analysis.counters is not None and analysis.counters.shared_gpu:
+        # Another process works while this trace shows the device idle: idle time here proves nothing.
+        shares["scheduling-bubble"] = (0.0, thresholds.recoverable_idle)
+    passing = {cls: share for cls, (share, limit) in shares.items() if share >= limit}
+    if not passing:
+        return _busy(analysis, thresholds)
+    cls = max(passing, key=lambda c: passing[c])
+    share = passing[cls]
+    if share < thresholds.winner_min and _value(m, "compute_ratio") > thresholds.compute_max:
+        return _busy(analysis, thresholds)
+    confidence, doubts = _confidence(analysis)
+    rivals = [c for c in passing if c != cls and share - passing[c] < thresholds.close_call]
+    if rivals:
+        confidence = min(confidence, 0.6)
+        doubts.append(f"{rivals[0]} is nearly as large ({_pct(passing[rivals[0]])})")
+    if cls == "communication-bound":
+        verdict = _communication(m, share, thresholds)
+    elif cls == "pcie-limited":
+        verdict = _pcie(m, share, thresholds)
+    else:
+        verdict = _bubble(m, share, thresholds)
+    verdict.confidence = round(min(verdict.confidence, confidence), 2)
+    if doubts:
+        verdict.sentence += " Caution: " + "; ".join(doubts) + "."
+    return verdict
+
+
+def _communication(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
+    spread, rate = m.value("comm_spread_ratio"), m.value("comm_bytes_per_s")
+    peak = m.value("nvlink_peak_bytes_per_s") or m.value("link_peak_bytes_per_s")
+    cause, why = "unknown", "message sizes and arrival times do not explain it"
+    if spread is not None and spread >= thresholds.straggler_share:
+        cause, why = "straggler", f"{_pct(float(spread))} of it waits for the last device to arrive"
+    elif rate is not None and peak and rate >= thresholds.volume_bandwidth_share * peak:
+        cause, why = "volume", f"messages move at {rate / 1e9:.1f} GB/s, near what the link gives"
+    elif rate is not None:
+        why = f"messages move at {rate / 1e9:.1f} GB/s, which no link explains"
+    return Verdict(
+        "communication-bound",
+        cause,
+        None,
+        "C",
+        SURE if cause != "unknown" else FAIR,
+        f"Communication limits this device: for {_pct(share)} of the time a collective runs and nothing hides it; {why}.",
+    )
+
+
+def _pcie(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
+    exposed = _value(m, "exposed_host_copy_ns")
+    pageable = _value(m, "exposed_pageable_copy_ns")
+    median = m.value("host_copy_exposed_p50_bytes")
+    h2d, d2h = m.value("h2d_bytes_per_s"), m.value("d2h_bytes_per_s")
+    mostly_d2h = _value(m, "exposed_copy_d2h_ns") > _value(m, "exposed_copy_h2d_ns")
+    direction, rate = ("device to host", d2h) if mostly_d2h else ("host to device", h2d)
+    at = f" at {rate / 1e9:.1f} GB/s" if rate else ""
+    if pageable >= exposed / 2:
+        cause, why = "pageable", f"mostly {direction}{at} from or to pageable memory, which blocks and is slow"
+    elif median is not None and median < thresholds.small_copy_bytes:
+        cause, why = "small-copies", f"half of it in copies of {median} bytes or less, where the fixed cost rules"
+    else:
+        cause, why = "volume", f"mostly {direction}{at}, in series with the kernels"
+    return Verdict(
+        "pcie-limited",
+        cause,
+        None,
+        "C",
+        SURE,
+        f"Copies between host and device limit this run: for {_pct(share)} of the time one runs and no kernel does; {why}.",
+    )
+
+
+def bubble_causes(m: Measures) -> dict[str, int]:
+    """Recoverable idle time by cause, ns, after deciding whether waits or the host's own work make the loop long."""
+    names = ("launch", "lock", "allocator", "module-load", "io", "cpu-contention")
+    causes = {c: int(_value(m, f"idle_{c.replace('-', '_')}_ns")) for c in names}
+    causes["host-work"] = int(_value(m, "idle_host_loop_ns"))
+    causes["sync"] = int(_value(m, "idle_sync_loss_ns"))
+    named = sum(causes.values())
+    # What is left of recoverable idle is unexplained, unless it was large enough to be taken out of D.
+    rest = int(_value(m, "recoverable_idle_ns")) - named
+    if rest > 0:
+        dependency, unknown = _value(m, "idle_dependency_ns"), _value(m, "idle_unknown_ns")
+        causes["dependency" if dependency >= unknown else "unknown"] = rest
+    return causes
+
+
+def _bubble(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
+    causes = bubble_causes(m)
+    demand = max(_value(m, "demand_ns"), 1)
+    ordered = sorted(causes, key=lambda c: (-causes[c], c))
+    cause = ordered[0]
+    confidence = SURE if cause not in ("dependency", "unknown") else LOW
+    sentence = f"The GPU waits for the host for {_pct(share)} of the time, mostly while the launching thread is {_CAUSE_WORDS[cause]}"
+    second = ordered[1]
+    if causes[cause] - causes[second] < thresholds.close_call * demand:
+        confidence = min(confidence, 0.6)
+        sentence += f" ({_pct(causes[cause] / demand)}) or {_CAUSE_WORDS[second]} ({_pct(causes[second] / demand)})"
+    else:
+        sentence += f" ({_pct(causes[cause] / demand)})"
+    return Verdict("scheduling-bubble", cause, None, "C", confidence, sentence + ".")
+
+
+def _busy(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
+    """The GPU is busy: what limits it needs counters (rank A); without them the limiter is unknown."""
+    m = analysis.measures
+    busy = _value(m, "busy_ratio")
+    confidence, doubts = _confidence(analysis)
+    c, dram = m.value("sm_throughput_ratio"), m.value("dram_ratio")
+    caution = " Caution: " + "; ".join(doubts) + "." if doubts else ""
+    if c is None or dram is None or not m.value("counter_sample_count"):
+        which = "no sample lies in compute time" if analysis.counters is not None else None
+        return Verdict(
+            "gpu-busy",
+            None,
+            None,
+            "C",
+            round(confidence, 2),
+            f"The GPU is busy {_pct(busy)} of the time; what limits its kernels cannot be told from this trace.{caution}",
+            why_not=f"GPU metrics are there but {which}: record longer." if which else COLLECT_COUNTERS + ".",
+        )
+    figures = f"SM issue or tensor pipe {_pct(c)}, DRAM {_pct(dram)} of peak while kernels run"
+    high, low = max(c, dram), min(c, dram)
+    if high >= thresholds.limiter_clear and high - low >= thresholds.limiter_ahead:
+        strong = high > thresholds.strong_high and low < thresholds.strong_low
+        cls, what = ("compute-bound", "Arithmetic") if c >= dram else ("bandwidth-bound", "Memory bandwidth")
+        sentence = f"{what} limits the kernels: {figures}"
+        confidence = min(confidence, SURE if strong else FAIR)
+    elif c < thresholds.latency_max and dram < thresholds.latency_max:
+        cls = "latency-bound"
+        sentence = f"Kernels run but use little of the GPU ({figures}): too little parallel work per kernel"
+    else:
+        cls = "balanced"
+        sentence = f"The GPU is busy {_pct(busy)} of the time and no single resource limits it: {figures}"
+    return Verdict(cls, None, None, "A", round(confidence, 2), f"{sentence}.{caution}")
+
+
+def _confidence(analysis: DeviceAnalysis) -> tuple[float, list[str]]:
+    """Confidence that the data allows, with what lowers it in words."""
+    m = analysis.measures
+    confidence, doubts = SURE, []
+    if analysis.unexplained_excluded:
+        confidence = LOW
+        doubts.append(f"{_pct(_value(m, 'unexplained_ratio'))} of the window is idle time that nothing explains")
+    unlaunched = m.value("unlaunched_kernel_ratio")
+    if unlaunched is not None and unlaunched > 0.5:
+        confidence = min(confidence, FAIR)
+    return confidence, doubts
+
+
+def problems_of(analysis: DeviceAnalysis, thresholds: Thresholds) -> list[Problem]:
+    """What the reader of this device's figures must know."""
+    m, out = analysis.measures, []
+    if analysis.unexplained_excluded:
+        out.append(
+            Problem(
+                "operations-missing",
+                f"The trace seems to lack operations: {_pct(_value(m, 'unexplained_ratio'))} of the window is idle and "
+                "nothing recorded explains it. It is left out of the shares.",
+            )
+        )
+    if analysis.counters is not None and analysis.counters.shared_gpu:
+        out.append(
+            Problem(
+                "shared-gpu",
+                "The hardware counters are busy while this trace shows the GPU idle: another process uses it, so idle "
+                "time here is not proven idle.",
+            )
+        )
+    skewed = m.value("negative_delay_count")
+    if skewed:
+        out.append(
+            Problem(
+                "clock-skew",
+                f"{skewed} launches seem to end after their kernel began, by up to {_value(m, 'clock_skew_ns') / 1000:.1f} µs "
+                "(95th percentile): host and GPU clocks are matched no better, so launch delays are precise to that only.",
+                int(skewed),
+            )
+        )
+    if m.value("idle_ns") and m.value("launch_count") is None:
+        out.append(
+            Problem(
+                "no-cuda-calls",
+                "CUDA calls were not collected: idle time has no cause. Record with `--trace=cuda`.",
+            )
+        )
+    return out
+
+
+def _unusable(code: str, sentence: str, why_not: str) -> Verdict:
+    return Verdict("unusable", None, code, "C", SURE, sentence, why_not=why_not[0].upper() + why_not[1:])
+
+
+def _value(m: Measures, name: str) -> float:
+    """A measure as a number, 0 where it is not known: for comparisons with a threshold only."""
+    return float(m.value(name) or 0)
+
+
+def _pct(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:.3g} ms"

@@ -1,0 +1,116 @@
+"""Peaks by device name: spellings that drivers use, variants of one name, and slices of a device."""
+
+from __future__ import annotations
+
+import csv
+import re
+from importlib import resources
+
+import pytest
+
+from infprof.hardware import find, lookup, pcie_bytes_per_s
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("name", "sku"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100-SXM-80GB"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H200", "H200-SXM"),
+        ("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"),
+        ("A100-SXM-80GB", "A100-SXM4-80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIe-80GB"),
+        ("Tesla V100-SXM2-16GB", "V100-SXM2-16GB"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce RTX 4060 Ti", "RTX-4060-Ti"),
+        ("NVIDIA GeForce RTX 4060", "RTX-4060"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("Quadro RTX 6000", "Quadro-RTX-6000"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("AMD Instinct MI300X VF", "MI300X"),
+    ],
+)
+def test_driver_spellings_are_known(name: str, sku: str) -> None:
+    peaks = lookup(name)
+    assert peaks is not None and peaks.sku == sku
+
+
+def test_rates_are_in_base_units() -> None:
+    h100 = lookup("NVIDIA H100 80GB HBM3")
+    assert h100 is not None
+    assert h100.sm_count == 132
+    assert h100.flop_per_s["bf16"] == pytest.approx(989.4e12)
+    assert "fp4" not in h100.flop_per_s
+    assert h100.dram_bytes_per_s == pytest.approx(3.352e12)
+    assert h100.nvlink_bytes_per_s == pytest.approx(450e9)
+    assert h100.pcie_bytes_per_s == pytest.approx(63.0e9, rel=0.01)
+    assert h100.ridge_flop_per_byte("bf16") == pytest.approx(295, rel=0.01)
+    assert h100.ridge_flop_per_byte("fp4") is None
+
+
+def test_a_bare_family_name_needs_more_to_be_told_apart() -> None:
+    match = find("NVIDIA H100")
+    assert match.peaks is None and match.reason is not None
+    assert "H100-PCIe" in match.reason and "does not tell which" in match.reason
+    by_sms = lookup("NVIDIA H100", sm_count=114)
+    assert by_sms is not None and by_sms.sku == "H100-PCIe"
+    by_memory = lookup("NVIDIA H100", sm_count=132, memory_bytes=85_018_279_936)
+    assert by_memory is not None and by_memory.sku == "H100-SXM-80GB"
+
+
+def test_memory_tells_engineering_names_apart() -> None:
+    small, large = (
+        lookup("NVIDIA A100-PG509-200", memory_bytes=42_297_524_224),
+        lookup("PG509-210", memory_bytes=85 * 10**9),
+    )
+    assert small is not None and small.sku == "A100-SXM4-40GB"
+    assert large is not None and large.sku == "A100-SXM4-80GB"
+
+
+@pytest.mark.parametrize(
+    ("name", "sm_count", "memory_bytes", "because"),
+    [
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 14, 10 * GIB, "MIG"),
+        ("NVIDIA A40-48Q", 84, 48 * GIB, "virtual GPU"),
+        ("NVIDIA A100-SXM4-80GB", 42, 39 * GIB, "42 SMs"),
+        ("NVIDIA H100", 132, 102_085_492_736, "95.1 GiB"),
+        ("NVIDIA GeForce RTX 4060 Laptop GPU", 24, 8 * GIB, "not in the table"),
+        ("NVIDIA GeForce RTX 3080", 70, 12 * GIB, "70 SMs"),
+        ("", None, None, "does not name"),
+        (None, None, None, "does not name"),
+    ],
+)
+def test_no_peaks_rather_than_wrong_ones(
+    name: str | None, sm_count: int | None, memory_bytes: int | None, because: str
+) -> None:
+    match = find(name, sm_count=sm_count, memory_bytes=memory_bytes)
+    assert match.peaks is None
+    assert match.reason is not None and because in match.reason
+
+
+def test_compute_capability_must_agree() -> None:
+    assert lookup("NVIDIA H200", compute_capability="9.0") is not None
+    assert lookup("NVIDIA H200", compute_capability="10.0") is None
+
+
+def test_pcie_peaks_per_direction() -> None:
+    assert pcie_bytes_per_s(3, 16) == pytest.approx(15.75e9, rel=0.001)
+    assert pcie_bytes_per_s(4, 8) == pytest.approx(pcie_bytes_per_s(3, 16) or 0)
+    assert pcie_bytes_per_s(5, 16) == pytest.approx(63.0e9, rel=0.001)
+    assert pcie_bytes_per_s(7, 16) is None
+    assert pcie_bytes_per_s(4, 0) is None
+
+
+def test_the_table_is_whole_and_plausible() -> None:
+    text = (resources.files("infprof.hardware") / "peaks.tsv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
+    assert len({row["sku"] for row in rows}) == len(rows) >= 40
+    for row in rows:
+        assert None not in row.values(), row["sku"]
+        assert re.compile(row["names"]) and row["source"] and row["confidence"] in {"low", "medium", "high"}
+        rates = [float(row[column]) for column in ("fp32_tflops", "fp16_tflops", "fp8_tflops") if row[column]]
+        assert rates == sorted(rates), f"{row['sku']}: a narrower type must not be slower"
+        assert 100 <= float(row["dram_gb_per_s"]) <= 10_000
