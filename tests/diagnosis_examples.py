@@ -39,7 +39,7 @@ ELEMENTWISE = (
 )
 FLASH = (
     "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4, false, false, cutlass::bfloat16_t>, "
-    "false, false, (16 > 8)>(Flash_fwd_params)"
+    "false, (bool)0>(Flash_fwd_params)"
 )
 GEMM = "nvjet_tst_128x64_64x10_2x1_v_bz_coopA_bias_TNT"
 CUTLASS = "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int>, float> >(Params)"

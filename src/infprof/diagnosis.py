@@ -46,6 +46,8 @@ from infprof.trace import Trace
 from infprof.verdict import COLLECT_NODES, TraceFacts, device_verdict, problems_of, trace_verdict
 
 MAX_KERNEL_ROWS = 200
+# A steady part of few operations must be this share of the trace to be one.
+MIN_STEADY_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,11 @@ class _Analysis:
         mine = (ops.start >= steady.start_ns) & (ops.start < steady.end_ns)
         spent = int((ops.end - ops.start)[mine].sum())
         t = self.thresholds
-        return int(mine.sum()) >= t.too_short_ops or spent >= t.too_short_op_ns
+        if int(mine.sum()) >= t.too_short_ops:
+            return True
+        # A few long operations are enough by themselves, but not as the last moments of a start-up.
+        low, high = span(self.prepared)
+        return spent >= t.too_short_op_ns and steady.end_ns - steady.start_ns >= MIN_STEADY_SHARE * (high - low)
 
     def _unusable(self, steady: SteadyPart, scope: Scope, analyses: list[DeviceAnalysis]) -> Verdict | None:
         ops = self.prepared.operations

@@ -25,8 +25,10 @@ from infprof.trace import H2D, IntArray
 _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "min": 60 * 10**9}
 
 # Start-up stalls follow each other: a stall belongs to start-up while the quiet time before it is at most this many
-# times the stall itself. A single late stall in minutes of serving is a finding, not start-up.
+# times the stall itself. A single late stall in minutes of serving is a finding, not start-up. Long gaps of host work
+# are not quiet: the program is still preparing itself.
 LINK_FACTOR = 4
+_PREPARING = ("host-work", "io", "lock", "allocator", "module-load")
 # An allocation alone says start-up only while hardly anything has run; later it is churn.
 EARLY_KERNELS = 50
 # Operations before a cut hold less than this share of the busy time.
@@ -70,12 +72,17 @@ def steady_part(prepared: Prepared, model: IdleModel, startup_stall_ns: int) -> 
     """
     low, high = span(prepared)
     start, end = low, high
-    for gap_start, gap_end, stall in _stalls(prepared, model, startup_stall_ns, iv.single(low, high)):
+    stalls = _stalls(prepared, model, startup_stall_ns, iv.single(low, high))
+    preparing = 0
+    for gap_start, gap_end, stall, prepared_ns in stalls:
         if gap_end <= start:
             continue
-        if gap_start - start > LINK_FACTOR * stall:
-            break
-        start = gap_end
+        if stall:
+            if gap_start - start - preparing > LINK_FACTOR * stall:
+                break
+            start, preparing = gap_end, 0
+        else:
+            preparing += prepared_ns
     left_out = []
     if start > low:
         left_out.append(LeftOut("start-up: module load, compilation, first allocations", start - low))
@@ -93,19 +100,20 @@ def steady_part(prepared: Prepared, model: IdleModel, startup_stall_ns: int) -> 
 
 def _stalls(
     prepared: Prepared, model: IdleModel, startup_stall_ns: int, scope: Intervals
-) -> list[tuple[int, int, int]]:
-    """(gap start, gap end, stall ns) of gaps that loading, compiling or first allocations made, in order."""
+) -> list[tuple[int, int, int, int]]:
+    """Long gaps in order: (start, end, stall by loading, compiling or first allocations or 0, time of preparing)."""
     ops = prepared.operations
     kernel_starts = np.sort(ops.start[ops.kind == op.KERNEL])
-    found: list[tuple[int, int, int]] = []
+    found: list[tuple[int, int, int, int]] = []
     for device in range(len(prepared.trace.devices)):
         gaps = model.gaps(device, scope, shortest_ns=startup_stall_ns)
         loading = gaps.causes[CAUSE["module-load"]]
         allocating = gaps.causes[CAUSE["allocator"]]
         early = np.searchsorted(kernel_starts, gaps.starts) < EARLY_KERNELS
         stall = np.where((loading >= startup_stall_ns) | early, loading + allocating, 0)
-        for i in np.flatnonzero(stall >= startup_stall_ns):
-            found.append((int(gaps.starts[i]), int(gaps.ends[i]), int(stall[i])))
+        stall = np.where(stall >= startup_stall_ns, stall, 0)
+        busy_host = np.sum([gaps.causes[CAUSE[c]] for c in _PREPARING], axis=0)
+        found += zip(gaps.starts.tolist(), gaps.ends.tolist(), stall.tolist(), busy_host.tolist(), strict=True)
     return sorted(found)
 
 

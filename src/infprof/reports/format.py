@@ -195,66 +195,21 @@ def device_label(device: DeviceResult) -> str:
     return f"GPU {device.id} ({clean(device.name)})" if device.name else f"GPU {device.id}"
 
 
-# Names that say nothing by themselves: the functor or the namespace around them does.
-_GENERIC_KERNELS = frozenset({"kernel", "kernel1", "kernel2", "device_kernel", "global_kernel", "run_kernel"})
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)*")
+# How a C++ name starts, and how a short form of one looks. Ranges and calls may be called anything.
+_CPP_NAME = re.compile(r"(?:<unnamed>|[A-Za-z_(])")
+_SHORT_NAME = re.compile(r"[A-Za-z_][\w:~]*(?:<[\w:~]+>)?")
 
 
 def short_kernel_name(name: str) -> str:
-    """The base name of a demangled C++ kernel: no return type, namespaces, template arguments or parameters.
+    """The short form of a C++ kernel's name, whole (``kernel_class.short_name``); any other name as it is."""
+    # Imported here: the classifier reads its pattern table, and a report may have no kernel.
+    from infprof.measures.kernel_class import short_name
 
-    ``void at::native::vectorized_elementwise_kernel<4, …>(int, …)`` gives ``vectorized_elementwise_kernel``. A base
-    name that says nothing keeps what tells it apart: ``device_kernel<GemmUniversal>``, ``gemvx::kernel``. Names that
-    are not C++ stay as they are.
-    """
     name = clean(name)
-    if name.startswith("_Z"):
-        # Imported here: the classifier needs its pattern table, which a report without kernels does not.
-        from infprof.measures.kernel_class import base_name
-
-        return base_name(name)
-    bare, last_arguments = _without_groups(name)
-    if bare is None or bare == name:
+    if not _CPP_NAME.match(name):
         return name
-    words = bare.split()
-    parts = [part for part in (words[-1] if words else "").split("::") if part]
-    if not parts or not _IDENTIFIER.fullmatch(parts[-1]):
-        return name
-    base = parts[-1]
-    if base.lower() not in _GENERIC_KERNELS:
-        return base
-    first = _IDENTIFIER.match(last_arguments.lstrip())
-    # A built-in type or a number as first argument (kernel<float, 128>) tells less than the namespace does.
-    if first and first.group() not in ("int", "float", "double", "bool", "char", "unsigned", "void", "true", "false"):
-        return f"{base}<{first.group().split('::')[-1]}>"
-    return "::".join(parts[-2:])
-
-
-def _without_groups(name: str) -> tuple[str | None, str]:
-    """``name`` without its ``<…>`` and ``(…)`` groups, and the text of the last ``<…>``; (None, "") if unbalanced.
-
-    Inside parentheses only parentheses count, so that ``<(A > B)>`` does not end early.
-    """
-    kept: list[str] = []
-    angle = paren = opened_at = 0
-    arguments = ""
-    for position, char in enumerate(name):
-        if char == "(":
-            paren += 1
-        elif char == ")":
-            paren -= 1
-        elif paren == 0 and char == "<":
-            opened_at = position + 1 if angle == 0 else opened_at
-            angle += 1
-        elif paren == 0 and char == ">":
-            angle -= 1
-            if angle == 0:
-                arguments = name[opened_at:position]
-        elif angle == 0 and paren == 0:
-            kept.append(char)
-        if angle < 0 or paren < 0:
-            return None, ""
-    return ("".join(kept), arguments) if angle == 0 and paren == 0 else (None, "")
+    short = short_name(name, width=max(len(name), 1))
+    return short if _SHORT_NAME.fullmatch(short) else name
 
 
 def shorten(text: str, width: int) -> str:
@@ -329,7 +284,7 @@ def rules_by_need(items: Iterable[NotEvaluated]) -> dict[str, list[str]]:
 def cost_text(cost: Cost, window_ns: int) -> str:
     """What a finding costs: time with its share of the window, or bytes."""
     if cost.value is None:
-        return NOT_KNOWN
+        return "cost not known"
     if cost.unit != "ns":
         return value_with_unit(cost.value, cost.unit)
     return f"{duration(cost.value)}, {share(cost.value, window_ns)} of window"

@@ -259,7 +259,7 @@ def _finding(number: int, finding: Finding, window_ns: int) -> dict[str, Any]:
         "number": number,
         "f": finding,
         "severity": finding.severity if finding.severity in labels.SEVERITY_COLORS else "info",
-        "cost": fmt.value_with_unit(finding.cost.value, finding.cost.unit),
+        "cost": fmt.duration(finding.cost.value) if is_time else fmt.cost_text(finding.cost, window_ns),
         "cost_share": f"{fmt.share(finding.cost.value, window_ns)} of the window" if is_time else "",
         "evidence": [
             (fmt.measure_label(e.measure), e.measure, fmt.value_with_unit(e.value, e.unit), _meaning(e.measure))
