@@ -686,11 +686,16 @@ def test_cost_text() -> None:
 
 
 def test_prose_sets_flags_and_quotes_apart() -> None:
-    assert [piece for piece, is_code in format.prose("drop --a-b so `x y` runs; --m 64 or --t=a,b.") if is_code] == [
+    assert [
+        piece
+        for piece, is_code in format.prose("drop --a-b so `x y` runs; --m 64 or --t=a,b. --c '{1 2}' ok")
+        if is_code
+    ] == [
         "--a-b",
         "x y",
         "--m 64",
         "--t=a,b",
+        "--c '{1 2}'",
     ]
 
 

@@ -303,6 +303,7 @@ class TestSpec:
             ({"devices": [{"flops": "many"}]}, r"spec: devices\[0\]: flops: expected a number over 0, found 'many'\."),
             ({"kernels": {"k": {"name": "k"}}}, r"spec: kernels: k: give time, or flops and bytes"),
             ({"kernels": {"k": {"name": "k", "time": "1us", "counters": {"sm": 1}}}}, r"no counter 'sm'\."),
+            ({"kernels": {7: KERNELS["short"]}, "graphs": {"g": {"kernels": [7]}}}, r"kernel 7\. Did you mean '7'\?"),
             ({"graphs": {"g": {"kernels": ["lung"]}}}, r"g: kernels\[0\]: no kernel 'lung'\. Did you mean 'long'\?"),
         ],
     )  # fmt: skip
@@ -371,6 +372,7 @@ class TestBuilder:
         t.gpu()
         p = t.process(4242, "vllm")
         th = p.thread()
+        t.cuda_device(0, 0, p)
         t.launch(1_000, 500, 2_000, 300, "void f<int>(T1 *)", thread=th, grid=(3, 2, 1))
         t.copy(1_600, 100, 2_400, 50, thread=th, kind="d2h", dst="pageable", bytes=8)
         t.memset(2_500, 2_510, process=p)

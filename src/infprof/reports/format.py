@@ -35,8 +35,8 @@ def clean(text: object) -> str:
     return _UNPRINTABLE.sub(" ", str(text)).strip()
 
 
-# `quoted` text, and flags with what is certainly their value: after "=", or a number after a space.
-_CODE = re.compile(r"(`[^`]+`|(?<![\w-])--[A-Za-z][\w-]*(?:=[^\s;)]*[^\s;,).]| \d[\w.]*\b)?)")
+# `quoted` text, and flags with what is certainly their value: after "=", and a number or 'text' after a space.
+_CODE = re.compile(r"(`[^`]+`|(?<![\w-])--[A-Za-z][\w-]*(?:=[^\s;)]*[^\s;,).]| \d[\w.]*\b| '[^']*')?)")
 
 
 def prose(text: object) -> list[tuple[str, bool]]:

@@ -144,9 +144,17 @@
       title: perCounter ? page.counters[counters[0].name] : counters[0].unit === "ratio" ? "counters" : counters[0].unit,
     }));
   }
+  // Samples may be further apart than columns are wide: a value holds for a few columns, a longer gap stays a gap.
+  function held(values) {
+    let age = Infinity;
+    return values.map((value, column) => {
+      age = value === null ? age + 1 : 0;
+      return age <= 5 ? values[column - age] : null;
+    });
+  }
   function counterTraces(group, row, isFirst) {
     return group.counters.map((counter, number) => ({
-      x: edges, y: [...counter.values, counter.values[counter.values.length - 1]],
+      x: edges, y: held([...counter.values, counter.values[counter.values.length - 1]]),
       type: "scatter", mode: "lines", line: { width: 1.3, shape: "hv", color: lines[number % lines.length] },
       name: perCounter ? "GPU " + counter.device : page.counters[counter.name],
       legendgroup: perCounter ? "GPU " + counter.device : undefined, showlegend: isFirst || !perCounter,
@@ -169,7 +177,7 @@
       legend: { orientation: "h", x: 0, y: -36 / plot, yanchor: "top", traceorder: "normal" },
       xaxis: {
         range: [first, last], ticksuffix: " " + unit, showgrid: false, linecolor: grid, ticks: "outside", tickcolor: grid,
-        hoverformat: ".6~f", minallowed: first, maxallowed: last, nticks: 9, tickangle: 0,
+        hoverformat: ".6~f", minallowed: first, maxallowed: last, nticks: chart.clientWidth < 500 ? 5 : 9, tickangle: 0,
       },
     };
     const traces = [];

@@ -198,6 +198,12 @@ class TraceBuilder:
         self.row("TARGET_INFO_GPU", **row | columns)
         return index
 
+    def cuda_device(self, gpu: int, cuda_id: int, process: Process | None = None, **columns: Any) -> None:
+        """Which GPU a process's CUDA ordinal means (TARGET_INFO_CUDA_DEVICE); only 2026 exports have this table."""
+        pid = (process or self._default_process()).pid
+        row = {"gpuId": gpu, "cudaId": cuda_id, "pid": pid, "numMultiprocessors": None}
+        self.row("TARGET_INFO_CUDA_DEVICE", **row | columns)
+
     # What the GPU did
 
     def kernel(
@@ -502,10 +508,8 @@ class TraceBuilder:
 
         ``payload`` goes to uint64Value (int) or doubleValue (float) unless ``payload_column`` names another.
         """
-        self._nvtx(
-            _NVTX_PUSH_POP, start, end, text, thread, registered, payload, payload_column,
-            {"domainId": domain, "category": category, "color": color} | columns,
-        )  # fmt: skip
+        where = {"domainId": domain, "category": category, "color": color}
+        self._nvtx(_NVTX_PUSH_POP, start, end, text, thread, registered, payload, payload_column, where | columns)
 
     def nvtx_start_end(
         self,
@@ -645,7 +649,8 @@ class TraceBuilder:
     def row(self, table: str, **columns: Any) -> None:
         """One row of any table in ``schema``; columns not given are NULL, or 0 / '' where NULL is not allowed.
 
-        Columns that only other versions of nsys have are dropped. Raises ValueError for names that no version has.
+        Tables and columns that only other versions of nsys have are dropped, so that one test can write for all of
+        them. Raises ValueError for names that no version has.
         """
         if table not in self._schema:
             if not any(table in schema.tables(version) for version in schema.VERSIONS):

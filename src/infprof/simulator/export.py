@@ -34,6 +34,8 @@ class _Export:
                 compute=device.compute,
                 chip=device.chip,
             )
+        for process, process_spec in zip(self.processes, spec.processes, strict=True):
+            out.cuda_device(process_spec.device, process_spec.device, process)
         self._metadata()
         for op in sorted(self.trace.ops, key=lambda op: op.span):
             self._op(op)

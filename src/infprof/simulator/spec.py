@@ -324,8 +324,18 @@ class _Parser:
                     f"but there are {len(devices)} devices, counted from 0."
                 )
         return Spec(
-            name, description, seed, jitter, nsys, start, devices, costs, processes, rate, expect
-        )  # fmt: skip
+            name=name,
+            description=description,
+            seed=seed,
+            jitter=jitter,
+            nsys=nsys,
+            start_ns=start,
+            devices=devices,
+            costs=costs,
+            processes=processes,
+            counter_rate_hz=rate,
+            expect=expect,
+        )
 
     def _devices(self, data: Any, where: str) -> tuple[Device, ...]:
         return tuple(self._device(item, at) for item, at in _items(data, where)) or (Device(),)
@@ -648,7 +658,7 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[Any, str], str]:
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    known = sorted(known)
+    known = sorted(map(str, known))
     close = difflib.get_close_matches(str(name), known, 1)
     return f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(known) or 'none'}."
 
