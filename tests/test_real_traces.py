@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ TRACES = SHARED / "traces"
 pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason="needs the shared traces, which a clone does not have")
 
 
-@lru_cache(maxsize=None)
+@cache
 def diagnose(file: str, window: str) -> Diagnosis:
     return analyze_file(TRACES / file, Options(window=window))
 
@@ -35,7 +35,9 @@ def expectations() -> list[dict[str, str]]:
     return rows
 
 
-@pytest.mark.parametrize("row", expectations(), ids=lambda row: f"{Path(row['file']).name.split('.')[0]}-{row['window']}")
+@pytest.mark.parametrize(
+    "row", expectations(), ids=lambda row: f"{Path(row['file']).name.split('.')[0]}-{row['window']}"
+)
 def test_class_cause_code_and_exit(row: dict[str, str]) -> None:
     verdict = diagnose(row["file"], row["window"]).verdict
     assert verdict.cls not in row["never"].split("|"), verdict.sentence
@@ -57,11 +59,17 @@ def true_slices() -> list[tuple[str, int, dict[str, int]]]:
         cells = [c.strip() for c in line.strip("|").split("|")]
         if file.startswith("nsys-sqlite/") and len(cells) == 10 and cells[0].isdigit():
             numbers = [int(c.split()[0].replace(",", "")) for c in cells[1:6]]
-            found.append((file, int(cells[0]), dict(zip(("window", "compute", "comm", "copy", "idle"), numbers, strict=True))))
+            found.append(
+                (file, int(cells[0]), dict(zip(("window", "compute", "comm", "copy", "idle"), numbers, strict=True)))
+            )
     return found
 
 
-@pytest.mark.parametrize(("file", "device", "true"), true_slices(), ids=lambda value: str(value)[:60] if isinstance(value, (str, int)) else "")
+@pytest.mark.parametrize(
+    ("file", "device", "true"),
+    true_slices(),
+    ids=lambda value: str(value)[:60] if isinstance(value, (str, int)) else "",
+)
 def test_slices_equal_the_index(file: str, device: int, true: dict[str, int]) -> None:
     diagnosis = diagnose(file, "full")
     result = next(d for d in diagnosis.devices if d.id == device)

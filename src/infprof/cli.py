@@ -28,7 +28,9 @@ app = typer.Typer(
 rules_app = typer.Typer(help="List, show and test the rules behind the findings.", no_args_is_help=True)
 app.add_typer(rules_app, name="rules", rich_help_panel=None)
 
-InputArgument = Annotated[Path, typer.Argument(metavar="INPUT", help="A profile: .sqlite or .sqlite.gz from nsys export.")]
+InputArgument = Annotated[
+    Path, typer.Argument(metavar="INPUT", help="A profile: .sqlite or .sqlite.gz from nsys export.")
+]
 WindowOption = Annotated[
     str,
     typer.Option("--window", metavar="WINDOW", help="auto (steady part), full, or A:B with units, such as 1.5s:4s."),
@@ -54,7 +56,9 @@ OutputOption = Annotated[
 def main() -> NoReturn:
     """Entry point: errors end in one sentence on stderr and their exit code, never in a traceback."""
     try:
-        app(standalone_mode=False)
+        # typer returns the code of typer.Exit instead of raising it; commands themselves return nothing.
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except InfprofError as error:
         _fail(str(error), error.exit_code)
     except typer.Exit as stop:
@@ -69,7 +73,6 @@ def main() -> NoReturn:
         sys.exit(0)
     except Exception as error:
         _handle_other(error)
-    sys.exit(0)
 
 
 def _handle_other(error: Exception) -> NoReturn:
@@ -176,7 +179,9 @@ def report(
 
 @app.command()
 def demo(
-    name: Annotated[str, typer.Argument(metavar="SAMPLE", help="Which sample; --list shows them.")] = "launch-bound-decode",
+    name: Annotated[
+        str, typer.Argument(metavar="SAMPLE", help="Which sample; --list shows them.")
+    ] = "launch-bound-decode",
     listing: Annotated[bool, typer.Option("--list", help="List the samples.")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML page, too.")] = None,
     force: ForceOption = False,
@@ -335,11 +340,16 @@ class _Gate:
     def __init__(self, text: str) -> None:
         from infprof.measures.names import MEASURES
         from infprof.results import SEVERITIES
-        from infprof.rules.expression import parse
+        from infprof.rules.expression import ExpressionError, parse
 
         self.text = text
         self.severities = SEVERITIES[SEVERITIES.index(text) :] if text in SEVERITIES else ()
-        self.expression = None if self.severities else parse(text, MEASURES)
+        try:
+            self.expression = None if self.severities else parse(text, MEASURES)
+        except ExpressionError as error:
+            raise UsageError(
+                f"--fail-on {text}: choose info, warning, critical or an expression over measures ({error})."
+            ) from None
 
     def fails(self, diagnosis: Diagnosis) -> bool:
         if self.expression is None:

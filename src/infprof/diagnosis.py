@@ -104,7 +104,9 @@ class _Analysis:
         limits = MeasureLimits(
             self.thresholds.unexplained_max, self.thresholds.small_kernel_ns, self.thresholds.small_copy_bytes
         )
-        devices = sorted(range(len(self.trace.devices)), key=lambda d: self.trace.devices[d].id)
+        # A device of which no operation had usable times says nothing.
+        used = np.unique(self.prepared.operations.device).tolist()
+        devices = sorted(used, key=lambda d: self.trace.devices[d].id)
         analyses = [analyze_device(self.prepared, model, d, scope.intervals, limits) for d in devices]
         unusable = self._unusable(steady, scope, analyses)
         verdicts = [unusable or device_verdict(a, self.thresholds, self.prepared) for a in analyses]
@@ -207,19 +209,29 @@ class _Analysis:
         """The device with the largest recoverable time, whose class is the trace's."""
         return max(
             range(len(analyses)),
-            key=lambda i: (analyses[i].measures.value("recoverable_idle_ns") or 0, -self.trace.devices[analyses[i].device].id),
+            key=lambda i: (
+                analyses[i].measures.value("recoverable_idle_ns") or 0,
+                -self.trace.devices[analyses[i].device].id,
+            ),
         )
 
     def _other_devices(self, analyses: list[DeviceAnalysis], verdicts: list[Verdict], focus: int) -> str:
         ids = [self.trace.devices[a.device].id for a in analyses]
-        others = [f"device {ids[i]} is {v.cls}" for i, v in enumerate(verdicts) if i != focus and v.cls != verdicts[focus].cls]
+        others = [
+            f"device {ids[i]} is {v.cls}" for i, v in enumerate(verdicts) if i != focus and v.cls != verdicts[focus].cls
+        ]
         text = f" This is device {ids[focus]}"
         return text + ("; " + ", ".join(others) + "." if others else "; the others differ in cause only.")
 
     # --- putting it together ---------------------------------------------------------------------------------------
 
     def _assemble(
-        self, scope: Scope, analyses: list[DeviceAnalysis], verdicts: list[Verdict], focus: int, unusable: Verdict | None
+        self,
+        scope: Scope,
+        analyses: list[DeviceAnalysis],
+        verdicts: list[Verdict],
+        focus: int,
+        unusable: Verdict | None,
     ) -> Diagnosis:
         tables = {a.device: kernel_table(self.prepared, a.rows, a.device) for a in analyses}
         findings, not_evaluated = [], []
@@ -229,9 +241,7 @@ class _Analysis:
             evaluation = evaluate(self.rules, context, self.options.scenario)
             findings, not_evaluated = evaluation.findings, evaluation.not_evaluated
         else:
-            not_evaluated = [
-                NotEvaluated(r.id, "a trace that can be judged") for r in self.rules.rules if not r.states
-            ]
+            not_evaluated = [NotEvaluated(r.id, "a trace that can be judged") for r in self.rules.rules if not r.states]
         for one in {id(v): v for v in verdicts}.values():
             stating = self.rules.stating(one.cls, one.cause)
             if stating is not None:
@@ -276,9 +286,7 @@ class _Analysis:
             name=device.name,
             process_ids=sorted(p for p in pids if p is not None),
             verdict=verdict,
-            kernels=KernelTotals(
-                int(kernels.sum()), int((ops.end - ops.start)[kernels].sum()), len(np.unique(names))
-            ),
+            kernels=KernelTotals(int(kernels.sum()), int((ops.end - ops.start)[kernels].sum()), len(np.unique(names))),
             copies=copy_rows(analysis.copies, analysis.rows & (ops.kind == op.MEMSET)),
             slices=analysis.time.slices(),
         )
@@ -286,7 +294,9 @@ class _Analysis:
     def _empty(self) -> Diagnosis:
         """No GPU operation at all: no window, no device, a verdict that says so."""
         launches, graph_launches, silent = self._launch_calls()
-        facts = TraceFacts(0, 0, 0, 0, 0, 0, self.trace.dropped_operations, launches, graph_launches, silent, False, 0.0)
+        facts = TraceFacts(
+            0, 0, 0, 0, 0, 0, self.trace.dropped_operations, launches, graph_launches, silent, False, 0.0
+        )
         verdict = trace_verdict(facts, self.thresholds, [(s, redact(x)) for s, x in self.trace.diagnostics])
         assert verdict is not None, "a trace without GPU operations is unusable"
         stating = self.rules.stating(verdict.cls, None)
@@ -332,7 +342,10 @@ class _Analysis:
             )
         if trace.provenance.capture.get("some_api_calls_skipped"):
             self.problems.append(
-                Problem("api-calls-skipped", "nsys left out some CUDA calls (CUDA_SKIP_SOME_API_CALLS): the call table is not complete.")
+                Problem(
+                    "api-calls-skipped",
+                    "nsys left out some CUDA calls (CUDA_SKIP_SOME_API_CALLS): the call table is not complete.",
+                )
             )
         said: dict[str, int] = {}
         for severity, text in trace.diagnostics:

@@ -16,10 +16,10 @@ COLLECT_COUNTERS = (
     "no hardware counters in this trace: record again with `nsys profile --gpu-metrics-devices=all` "
     "(`--gpu-metrics-device=all` before 2024.1) to tell compute-bound from bandwidth-bound"
 )
-COLLECT_CUDA = "record with `nsys profile --trace=cuda,nvtx,osrt` and make sure that the GPU process is the one profiled"
-COLLECT_NODES = (
-    "record again with `--cuda-graph-trace=node` (it adds some overhead per kernel) to see the kernels inside CUDA graphs"
+COLLECT_CUDA = (
+    "record with `nsys profile --trace=cuda,nvtx,osrt` and make sure that the GPU process is the one profiled"
 )
+COLLECT_NODES = "record again with `--cuda-graph-trace=node` (it adds some overhead per kernel) to see the kernels inside CUDA graphs"
 
 # Confidence of a verdict made from complete evidence, and of one with a known weakness.
 SURE, FAIR, LOW = 0.9, 0.7, 0.4
@@ -86,18 +86,18 @@ def trace_verdict(facts: TraceFacts, thresholds: Thresholds, diagnostics: list[t
             f"within {_ms(facts.span_ns)}.",
             "record some seconds of steady work (a hundred steps or more).",
         )
+    silent = facts.silent_graph_launches
+    if silent and silent >= max(facts.graph_launches // 2, 1):
+        return _unusable(
+            "gpu-not-recorded",
+            f"{silent} of {facts.graph_launches} CUDA-graph launches left no GPU record: what looks idle may be busy.",
+            f"GPU activity inside graphs was not recorded: {COLLECT_NODES}.",
+        )
     if facts.only_startup or (not ran and facts.idle_ratio > 0.5):
         return _unusable(
             "only-startup",
             "The trace holds only start-up (loading, compiling, allocating): there is no steady part to judge.",
             "record after warm-up, for example with `--delay`, or look at start-up itself with `--window full`.",
-        )
-    if facts.silent_graph_launches and facts.silent_graph_launches >= max(facts.graph_launches // 2, 1):
-        missing = facts.silent_graph_launches
-        return _unusable(
-            "gpu-not-recorded",
-            f"{missing} of {facts.graph_launches} CUDA-graph launches left no GPU record: what looks idle may be busy.",
-            f"GPU activity inside graphs was not recorded: {COLLECT_NODES}.",
         )
     return None
 
@@ -142,6 +142,9 @@ def _class_of_rest(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
     passing = {cls: share for cls, (share, limit) in shares.items() if share >= limit}
     if not passing:
         return _busy(analysis, thresholds)
+    # Once one passes, the largest of the three is the class: a cause just under its own limit may be larger.
+    lowest = min(limit for limit in (thresholds.exposed_comm, thresholds.host_copy))
+    passing = {c: share for c, (share, _) in shares.items() if share >= lowest}
     cls = max(passing, key=lambda c: passing[c])
     share = passing[cls]
     if share < thresholds.winner_min and _value(m, "compute_ratio") > thresholds.compute_max:
@@ -309,7 +312,7 @@ def problems_of(analysis: DeviceAnalysis, thresholds: Thresholds) -> list[Proble
         out.append(
             Problem(
                 "clock-skew",
-                f"{skewed} launches seem to end after their kernel began, by up to {_value(m, 'clock_skew_ns') / 1000:.1f} µs "
+                f"{skewed} kernels seem to start before their launch call, by up to {_value(m, 'clock_skew_ns') / 1000:.1f} µs "
                 "(95th percentile): host and GPU clocks are matched no better, so launch delays are precise to that only.",
                 int(skewed),
             )

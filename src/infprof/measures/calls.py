@@ -36,7 +36,10 @@ _CAPTURES = r"Capture|GraphInstantiate|GraphExec(Create|Update)"
 _OS_KINDS = (
     (TERMINAL, r"^_?(IO_)?(f?getc|getchar|fgets|gets|getline|getdelim|v?f?scanf|readline)(_unlocked)?$"),
     (POLL, r"^(__)?(p?poll|ppoll|epoll_p?wait2?|p?select|accept4?|sigwait(info)?|sigtimedwait|pause)(_chk)?$"),
-    (LOCK, r"futex|^pthread_(mutex|cond|rwlock|spin|barrier|join|timedjoin|once)|^sem_(wait|timedwait|clockwait)|^PyGIL"),
+    (
+        LOCK,
+        r"futex|^pthread_(mutex|cond|rwlock|spin|barrier|join|timedjoin|once)|^sem_(wait|timedwait|clockwait)|^PyGIL",
+    ),
     (
         IO,
         r"^(p?readv?2?|p?writev?2?|f?(read|write)|recv\w*|send\w*|fsync|fdatasync|msync|sync|open\w*|f?open\w*|f?close\w*"
@@ -49,9 +52,7 @@ _OS_KINDS = (
 
 def _match_kinds(names: Sequence[str], kinds: tuple[tuple[int, str], ...], default: int) -> IntArray:
     compiled = [(kind, re.compile(pattern)) for kind, pattern in kinds]
-    return np.array(
-        [next((kind for kind, p in compiled if p.search(name)), default) for name in names], dtype=np.int64
-    )
+    return np.array([next((kind for kind, p in compiled if p.search(name)), default) for name in names], dtype=np.int64)
 
 
 def cuda_kinds(names: Sequence[str]) -> IntArray:
@@ -98,6 +99,8 @@ class ThreadCalls:
         order = np.lexsort((-end, start, thread))
         self.outer: IntArray = np.arange(len(table), dtype=np.int64)
         self.rows: dict[int, IntArray] = {}
+        if not len(table):
+            return
         threads, first = np.unique(thread[order], return_index=True)
         for number, low, high in zip(threads.tolist(), first, [*first[1:], len(order)], strict=True):
             rows = order[low:high]

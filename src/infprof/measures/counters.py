@@ -65,7 +65,10 @@ def read_counters(prepared: Prepared, device: int, busy: Intervals, scope: Inter
     if live is None:
         return None
     kept = {
-        name: [(times[(times >= live[0]) & (times <= live[1])], values[(times >= live[0]) & (times <= live[1])]) for times, values in parts]
+        name: [
+            (times[(times >= live[0]) & (times <= live[1])], values[(times >= live[0]) & (times <= live[1])])
+            for times, values in parts
+        ]
         for name, parts in found.items()
     }
     return Counters(kept, _shared(kept, busy))
@@ -146,7 +149,9 @@ def add_counters(measures: Measures, counters: Counters | None, compute: Interva
     measures.add("sm_throughput_ratio", max(both) if both else None, "ratio", "A", source)
     read, write = value("dram_read_ratio"), value("dram_write_ratio")
     # Reads and writes are each a share of the same peak: they add up.
-    measures.add("dram_ratio", min(read + write, 1.0) if read is not None and write is not None else None, "ratio", "A", source)
+    measures.add(
+        "dram_ratio", min(read + write, 1.0) if read is not None and write is not None else None, "ratio", "A", source
+    )
     for name, first, second in (
         ("pcie_ratio", "pcie_rx_ratio", "pcie_tx_ratio"),
         ("nvlink_ratio", "nvlink_rx_ratio", "nvlink_tx_ratio"),

@@ -226,7 +226,9 @@ class HostTimelines:
         rows = prepared.thread_calls.rows[thread]
         starts, ends = table["start"][rows], table["end"][rows]
         # Calls of one thread do not overlap; where clocks say so, the later one gives way.
-        starts = np.maximum(starts, np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])) if len(rows) else starts
+        starts = (
+            np.maximum(starts, np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])) if len(rows) else starts
+        )
         kinds = prepared.api_kinds[table["name"][rows]]
         labels = np.array([_OF_CUDA[k] for k in range(6)], dtype=np.int64)[kinds]
         labels[np.isin(rows, self._stalls)] = MODULE
@@ -260,7 +262,9 @@ class HostTimelines:
             return _nothing()
         rows = self._os_calls.rows[thread]
         starts, ends = table["start"][rows], table["end"][rows]
-        starts = np.maximum(starts, np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])) if len(rows) else starts
+        starts = (
+            np.maximum(starts, np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])) if len(rows) else starts
+        )
         kinds = self._os_kinds[table["name"][rows]]
         labels = np.array([_OF_OS[k] for k in range(5)], dtype=np.int64)[kinds]
         # Without a descriptor a short stdio read is a file, a long one is a person.

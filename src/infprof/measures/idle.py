@@ -97,6 +97,8 @@ class IdleModel:
         index = np.searchsorted(whole.starts, inside.starts, side="right") - 1
         origin, finish = whole.starts[index], whole.ends[index]
         mine = np.flatnonzero(ops.device == device)
+        if not len(mine):
+            return self._attribute(device, inside, origin, np.full(len(inside.starts), -1, dtype=np.int64))
         position = np.searchsorted(ops.start[mine], finish, side="left")
         ends_here = position < len(mine)
         operation = np.where(ends_here, mine[np.minimum(position, len(mine) - 1)], -1)
@@ -146,7 +148,16 @@ class IdleModel:
                 chosen = np.flatnonzero(known & (thread == number))
                 before = np.clip(table["end"][outer[launch[chosen]]], starts[chosen], ends[chosen])
                 self._split_host(
-                    number, chosen, starts[chosen], before, origin[chosen], launch[chosen], causes, held, new_kernel, after_sync
+                    number,
+                    chosen,
+                    starts[chosen],
+                    before,
+                    origin[chosen],
+                    launch[chosen],
+                    causes,
+                    held,
+                    new_kernel,
+                    after_sync,
                 )
         return IdleGaps(starts, ends, operation, thread, held, new_kernel, explained, causes, after_sync)
 

@@ -19,7 +19,8 @@ def kernel_table(prepared: Prepared, rows: BoolArray, device: int) -> list[Kerne
     """
     ops, table = prepared.operations, prepared.trace.kernels
     chosen = np.flatnonzero(rows & (ops.kind == op.KERNEL))
-    if table is None or not len(chosen):
+    # Where graphs were traced whole, a table of the few kernels outside would name the wrong ones.
+    if table is None or not len(chosen) or graphs_hide_kernels(prepared, rows):
         return []
     at = ops.row[chosen]
     name, length = table["name"][at], (ops.end - ops.start)[chosen]
@@ -170,12 +171,18 @@ def add_kernels(
     measures.add("fp32_gemm_ns", fp32, "ns", rank, source)
     measures.add("fp32_gemm_ratio", fp32 / compute_ns if compute_ns else None, "ratio", rank, source)
     measures.add(
-        "kernel_class_unknown_ratio", _sum(ops.end - ops.start, unknown) / total if total else None, "ratio", rank, source
+        "kernel_class_unknown_ratio",
+        _sum(ops.end - ops.start, unknown) / total if total else None,
+        "ratio",
+        rank,
+        source,
     )
     source = "launch geometry"
     few = time_of(few_sm_rows(prepared, rows, sm_count)) if sm_count else None
     measures.add("few_sm_kernel_ns", few, "ns", rank, source)
-    measures.add("few_sm_kernel_ratio", few / compute_ns if few is not None and compute_ns else None, "ratio", rank, source)
+    measures.add(
+        "few_sm_kernel_ratio", few / compute_ns if few is not None and compute_ns else None, "ratio", rank, source
+    )
     one_block = np.zeros(len(ops), dtype=np.bool_)
     plain = mine & ~ops.is_comm
     one_block[plain] = table["grid_blocks"][ops.row[plain]] == 1

@@ -43,7 +43,11 @@ def add_launches(measures: Measures, prepared: Prepared, rows: BoolArray) -> Non
         delay = np.maximum(start - call_end, 0)
         early = call_start - start
         skewed = early > 0
-        names = calls.graph_launchers(prepared.trace.strings)[table["name"][launch]] if len(launch) else np.zeros(0, np.bool_)
+        names = (
+            calls.graph_launchers(prepared.trace.strings)[table["name"][launch]]
+            if len(launch)
+            else np.zeros(0, np.bool_)
+        )
         length = call_end - call_start
         measures.add("launch_count", len(launch), "count")
         measures.add("graph_launch_count", int(names.sum()), "count")

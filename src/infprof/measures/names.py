@@ -32,19 +32,29 @@ MEASURES: dict[str, MeasureInfo] = {
     "busy_ratio": MeasureInfo("ratio", "busy_ns over the window"),
     "idle_ns": MeasureInfo("ns", "nothing runs"),
     "idle_ratio": MeasureInfo("ratio", "idle_ns over the window"),
-    "recoverable_idle_ns": MeasureInfo("ns", "idle without kernel-gap, no-demand, profiler and excluded unexplained time"),
+    "recoverable_idle_ns": MeasureInfo(
+        "ns", "idle without kernel-gap, no-demand, profiler and excluded unexplained time"
+    ),
     "recoverable_idle_ratio": MeasureInfo("ratio", "recoverable_idle_ns over D"),
     "no_demand_ratio": MeasureInfo("ratio", "idle_no_demand_ns over the window"),
     "profiler_ratio": MeasureInfo("ratio", "idle_profiler_ns over the window"),
     "unexplained_ratio": MeasureInfo("ratio", "unexplained device dependency plus unknown, over the window"),
     # Loop shape (measures/idle.py)
     "idle_gap_count": MeasureInfo("count", "idle gaps"),
-    "sync_gap_count": MeasureInfo("count", "idle gaps that begin while the launching thread is held in a synchronising call"),
+    "sync_gap_count": MeasureInfo(
+        "count", "idle gaps that begin while the launching thread is held in a synchronising call"
+    ),
     "host_time_ns": MeasureInfo("ns", "window less blocking calls and no-demand, of the thread that launches most"),
-    "host_to_gpu_ratio": MeasureInfo("ratio", "host_time_ns over busy_ns: at least 1 means the host part is the longer one"),
-    "idle_host_loop_ns": MeasureInfo("ns", "idle that belongs to the host part of the loop: host-work, plus sync where the host part is longer"),
+    "host_to_gpu_ratio": MeasureInfo(
+        "ratio", "host_time_ns over busy_ns: at least 1 means the host part is the longer one"
+    ),
+    "idle_host_loop_ns": MeasureInfo(
+        "ns", "idle that belongs to the host part of the loop: host-work, plus sync where the host part is longer"
+    ),
     "idle_host_loop_ratio": MeasureInfo("ratio", "idle_host_loop_ns over D"),
-    "idle_sync_loss_ns": MeasureInfo("ns", "idle after a sync that running ahead would hide: sync where the GPU part is longer, else 0"),
+    "idle_sync_loss_ns": MeasureInfo(
+        "ns", "idle after a sync that running ahead would hide: sync where the GPU part is longer, else 0"
+    ),
     "idle_sync_loss_ratio": MeasureInfo("ratio", "idle_sync_loss_ns over D"),
     # Launches (measures/launches.py)
     "launch_count": MeasureInfo("count", "launch calls that started at least one kernel or graph in the window"),
@@ -52,9 +62,13 @@ MEASURES: dict[str, MeasureInfo] = {
     "graph_kernel_ratio": MeasureInfo("ratio", "share of kernel time that ran inside CUDA graphs"),
     "launch_call_p50_ns": MeasureInfo("ns", "median length of a launch call"),
     "launch_call_total_ns": MeasureInfo("ns", "summed length of launch calls"),
-    "queue_delay_p50_ns": MeasureInfo("ns", "median of kernel start less end of its launch call, first kernel of each launch, negatives as 0"),
+    "queue_delay_p50_ns": MeasureInfo(
+        "ns", "median of kernel start less end of its launch call, first kernel of each launch, negatives as 0"
+    ),
     "queue_delay_p95_ns": MeasureInfo("ns", "95th percentile of the same"),
-    "negative_delay_count": MeasureInfo("count", "launches whose kernel starts before the launch call began: clock skew"),
+    "negative_delay_count": MeasureInfo(
+        "count", "launches whose kernel starts before the launch call began: clock skew"
+    ),
     "clock_skew_ns": MeasureInfo("ns", "95th percentile of how far before the call began those kernels start"),
     "unlaunched_kernel_ratio": MeasureInfo("ratio", "share of kernels without a launch record"),
     "kernels_per_launch": MeasureInfo("count", "kernels over launches"),
@@ -76,7 +90,9 @@ MEASURES: dict[str, MeasureInfo] = {
     "few_sm_kernel_ns": MeasureInfo("ns", "compute time of kernels whose grid has fewer blocks than half of the SMs"),
     "few_sm_kernel_ratio": MeasureInfo("ratio", "few_sm_kernel_ns over compute_ns"),
     "single_block_kernel_ns": MeasureInfo("ns", "compute time of kernels with a grid of one block"),
-    "kernel_class_unknown_ratio": MeasureInfo("ratio", "share of summed kernel time whose class the name does not tell"),
+    "kernel_class_unknown_ratio": MeasureInfo(
+        "ratio", "share of summed kernel time whose class the name does not tell"
+    ),
     "sm_count": MeasureInfo("count", "multiprocessors of the device"),
     # Copies (measures/copies.py)
     "h2d_count": MeasureInfo("count", "host-to-device copies"),
@@ -94,24 +110,35 @@ MEASURES: dict[str, MeasureInfo] = {
     "exposed_other_copy_ns": MeasureInfo("ns", "exposed time of host copies that are not known to be pageable"),
     "exposed_other_copy_ratio": MeasureInfo("ratio", "exposed_other_copy_ns over D"),
     "host_copy_p50_bytes": MeasureInfo("bytes", "median size of a host copy"),
-    "host_copy_exposed_p50_bytes": MeasureInfo("bytes", "median size of an exposed host copy, weighted by exposed time"),
+    "host_copy_exposed_p50_bytes": MeasureInfo(
+        "bytes", "median size of an exposed host copy, weighted by exposed time"
+    ),
     "small_copy_count": MeasureInfo("count", "host copies under 64 KiB"),
     "small_copy_exposed_ns": MeasureInfo("ns", "exposed time of host copies under 64 KiB"),
     "tiny_d2h_count": MeasureInfo("count", "device-to-host copies of at most 64 bytes: what .item() leaves"),
-    "round_trip_count": MeasureInfo("count", "device-to-host copies whose size comes back as the next host-to-device copy of the process within the window"),
+    "round_trip_count": MeasureInfo(
+        "count",
+        "device-to-host copies whose size comes back as the next host-to-device copy of the process within the window",
+    ),
     "round_trip_exposed_ns": MeasureInfo("ns", "exposed time of those pairs"),
     "round_trip_exposed_ratio": MeasureInfo("ratio", "round_trip_exposed_ns over D"),
     "exposed_d2d_ratio": MeasureInfo("ratio", "exposed d2d copies over D"),
-    "blocked_async_copy_count": MeasureInfo("count", "asynchronous copy calls of pinned memory that lasted over 10 times their copy and over 100 µs"),
+    "blocked_async_copy_count": MeasureInfo(
+        "count", "asynchronous copy calls of pinned memory that lasted over 10 times their copy and over 100 µs"
+    ),
     "blocked_async_copy_ns": MeasureInfo("ns", "summed length of those calls"),
-    "link_peak_bytes_per_s": MeasureInfo("bytes_per_s", "the device's PCIe peak per direction, from the hardware table"),
+    "link_peak_bytes_per_s": MeasureInfo(
+        "bytes_per_s", "the device's PCIe peak per direction, from the hardware table"
+    ),
     # Communication (measures/comm.py)
     "comm_count": MeasureInfo("count", "communication kernels"),
     "comm_total_ns": MeasureInfo("ns", "union of communication kernels"),
     "comm_hidden_ratio": MeasureInfo("ratio", "share of comm_total_ns that compute covers"),
     "comm_bytes": MeasureInfo("bytes", "message bytes of NCCL ranges that carry them"),
     "comm_bytes_per_s": MeasureInfo("bytes_per_s", "message bytes over the time of the kernels they launched"),
-    "nvlink_peak_bytes_per_s": MeasureInfo("bytes_per_s", "the device's NVLink peak per direction, from the hardware table"),
+    "nvlink_peak_bytes_per_s": MeasureInfo(
+        "bytes_per_s", "the device's NVLink peak per direction, from the hardware table"
+    ),
     "comm_spread_ns": MeasureInfo("ns", "summed wait for the last device to arrive at each matched collective"),
     "comm_spread_ratio": MeasureInfo("ratio", "comm_spread_ns over comm_total_ns"),
     # Host calls (measures/calls.py)
@@ -121,12 +148,20 @@ MEASURES: dict[str, MeasureInfo] = {
     "allocator_call_count": MeasureInfo("count", "cudaMalloc, cudaFree, cuMem*, cudaHostAlloc and the like"),
     "allocator_call_ns": MeasureInfo("ns", "time inside them"),
     "allocator_failed_count": MeasureInfo("count", "allocation calls that returned an error"),
-    "allocator_retry_count": MeasureInfo("count", "failed allocations that were followed by frees and a successful allocation on the same thread"),
-    "pinned_alloc_count": MeasureInfo("count", "cudaHostAlloc, cudaMallocHost, cudaHostRegister and their driver forms"),
+    "allocator_retry_count": MeasureInfo(
+        "count", "failed allocations that were followed by frees and a successful allocation on the same thread"
+    ),
+    "pinned_alloc_count": MeasureInfo(
+        "count", "cudaHostAlloc, cudaMallocHost, cudaHostRegister and their driver forms"
+    ),
     "module_load_count": MeasureInfo("count", "module, library and link calls"),
     "module_load_call_ns": MeasureInfo("ns", "time inside them"),
-    "new_kernel_stall_count": MeasureInfo("count", "idle gaps that loading or compiling made before the first launch of a kernel"),
-    "device_memory_peak_bytes": MeasureInfo("bytes", "largest sum of live device allocations seen in the memory-usage events"),
+    "new_kernel_stall_count": MeasureInfo(
+        "count", "idle gaps that loading or compiling made before the first launch of a kernel"
+    ),
+    "device_memory_peak_bytes": MeasureInfo(
+        "bytes", "largest sum of live device allocations seen in the memory-usage events"
+    ),
     # Profiler (measures/idle.py)
     "profiler_overhead_count": MeasureInfo("count", "profiler overhead intervals in the window"),
     "profiler_overhead_ns": MeasureInfo("ns", "their union"),

@@ -64,9 +64,7 @@ class Prepared:
                 parts.append(table[key])
             kinds.append(np.full(len(table), kind, dtype=np.int64))
             rows.append(np.arange(len(table), dtype=np.int64))
-            comm.append(
-                self.comm_names[table["name"]] if kind == KERNEL else np.zeros(len(table), dtype=np.bool_)
-            )
+            comm.append(self.comm_names[table["name"]] if kind == KERNEL else np.zeros(len(table), dtype=np.bool_))
             launches.append(join_launches(self.trace, table["process"], table["correlation"]))
         if not kinds:
             none = np.empty(0, dtype=np.int64)
@@ -115,6 +113,8 @@ def join_launches(trace: Trace, process: IntArray, correlation: IntArray) -> Int
     else:
         order = rows[np.argsort(calls_key[rows], kind="stable")]
         keys = calls_key[order]
-        index = np.minimum(np.searchsorted(keys, wanted_key), len(keys) - 1) if len(keys) else np.zeros(0, dtype=np.int64)
+        index = (
+            np.minimum(np.searchsorted(keys, wanted_key), len(keys) - 1) if len(keys) else np.zeros(0, dtype=np.int64)
+        )
         found = np.where(keys[index] == wanted_key, order[index], -1) if len(keys) else np.full(len(process), -1)
     return np.where(correlation >= 0, found, -1)

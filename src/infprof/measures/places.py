@@ -101,7 +101,12 @@ class Places:
         streams = self._prepared.trace.streams
         return _in_order(
             [
-                self._where(int(copies.start[i]), int(copies.end[i]), streams[copies.stream[i]].number, f"{copies.bytes[i]} bytes")
+                self._where(
+                    int(copies.start[i]),
+                    int(copies.end[i]),
+                    streams[copies.stream[i]].number,
+                    f"{copies.bytes[i]} bytes",
+                )
                 for i in _largest(weights, limit)
             ]
         )
@@ -136,7 +141,9 @@ class Places:
         strings = prepared.trace.strings
         return _in_order(
             [
-                self._where(int(table["start"][mine[i]]), int(table["end"][mine[i]]), None, strings[table["name"][mine[i]]])
+                self._where(
+                    int(table["start"][mine[i]]), int(table["end"][mine[i]]), None, strings[table["name"][mine[i]]]
+                )
                 for i in _largest(length, limit)
             ]
         )

@@ -48,7 +48,7 @@ def project(prepared: Prepared, rows: IntArray) -> Projection:
         mine, called = mine[order], called[order]
         here = np.flatnonzero(range_thread == thread)
         low = np.searchsorted(called, table["start"][rows[here]], side="left")
-        high = np.searchsorted(called, table["end"][rows[here]], side="right")
+        high = np.searchsorted(called, table["end"][rows[here]], side="left")
         sums = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(ops.end[mine] - ops.start[mine])])
         total[here] = sums[high] - sums[low]
         kernels[here] = high - low
@@ -74,7 +74,9 @@ def range_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[R
         return []
     projected = project(prepared, np.arange(len(table), dtype=np.int64))
     low, high = int(scope.starts[0]), int(scope.ends[-1])
-    chosen = (projected.kernels > 0) & (projected.gpu_start >= low) & (projected.gpu_start < high) & (table["text"] >= 0)
+    chosen = (
+        (projected.kernels > 0) & (projected.gpu_start >= low) & (projected.gpu_start < high) & (table["text"] >= 0)
+    )
     text = table["text"][chosen]
     if not len(text):
         return []

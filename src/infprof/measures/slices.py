@@ -50,7 +50,10 @@ class DeviceTime:
 
     def slices(self) -> list[Slice]:
         """All slices that are not zero, in the contract's order; their sum is ``window_ns``."""
-        out = [Slice("compute", None, self.compute.total()), Slice("exposed_communication", None, self.exposed_comm.total())]
+        out = [
+            Slice("compute", None, self.compute.total()),
+            Slice("exposed_communication", None, self.exposed_comm.total()),
+        ]
         out += [Slice("exposed_copy", cause, self.exposed_copy[cause].total()) for cause in COPY_CAUSES]
         out += [Slice("idle", cause, self.gaps.cause_ns(cause)) for cause in IDLE_CAUSES]
         kept = [s for s in out if s.ns]

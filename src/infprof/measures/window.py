@@ -151,7 +151,9 @@ def _without_cuts(prepared: Prepared, model: IdleModel, start: int, end: int) ->
     for i in np.flatnonzero(leading | trailing):
         gap_start, gap_end = int(gaps.starts[i]), int(gaps.ends[i])
         # Only a gap that would change the picture is worth leaving out.
-        if gap_end - gap_start <= total * CUT_BUSY_SHARE or not _is_queued_and_blocked(prepared, model, gap_start, gap_end):
+        if gap_end - gap_start <= total * CUT_BUSY_SHARE or not _is_queued_and_blocked(
+            prepared, model, gap_start, gap_end
+        ):
             continue
         if leading[i]:
             start = max(start, gap_end)
@@ -218,7 +220,10 @@ def _time(text: str, spec: str) -> int | None:
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-zµ]+)", text)
     if match is None or match[2] not in _UNITS:
         raise UsageError(f"--window {spec}: {text!r} is no time with a unit (ns, us, ms, s, min).")
-    return round(float(match[1]) * _UNITS[match[2]])
+    time = round(float(match[1]) * _UNITS[match[2]])
+    if time >= 2**62:
+        raise UsageError(f"--window {spec}: {text!r} is beyond any trace.")
+    return time
 
 
 def range_scope(prepared: Prepared, name: str) -> Scope:

@@ -47,6 +47,8 @@ def read(path: Path) -> Trace:
             raise InfprofError(f"{path} is a folder, not a profile: name the .sqlite file itself.")
         if not path.exists():
             raise InfprofError(f"{path} does not exist.")
+        if not path.is_file():
+            raise InfprofError(f"{path} is no regular file: name the .sqlite file itself.")
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
     except PermissionError:

@@ -13,6 +13,7 @@ import re
 import shutil
 import sqlite3
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from infprof import trace as t
 from infprof.errors import InfprofError
-from infprof.readers.sqlite_columns import IntColumn, SqliteFile
+from infprof.readers.sqlite_columns import IntColumn, SqliteFile, as_int
 from infprof.results import Problem
 from infprof.trace import BoolArray, IntArray
 
@@ -109,8 +110,9 @@ class NsysSqliteReader:
             try:
                 with gzip.open(path) as file:
                     return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
-            except (OSError, EOFError):
-                return False
+            except (OSError, EOFError, zlib.error):
+                # Damaged: read() says so.
+                return True
         return False
 
     def read(self, path: Path) -> t.Trace:
@@ -153,7 +155,7 @@ def _readable(path: Path, problems: list[Problem]) -> Iterator[tuple[Path, bool]
             try:
                 with gzip.open(path) as source, unpacked.open("wb") as target:
                     shutil.copyfileobj(source, target, 1 << 20)
-            except (EOFError, gzip.BadGzipFile) as error:
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise InfprofError(f"{path} is a damaged gzip file ({error}): copy it again.") from None
             yield unpacked, True
         return
@@ -314,8 +316,9 @@ class _Builder:
     def _collect_devices(self) -> None:
         if self.file.has("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid"):
             for gpu, cuda, pid in self.file.rows("SELECT gpuId, cudaId, pid FROM TARGET_INFO_CUDA_DEVICE"):
-                if None not in (gpu, cuda, pid):
-                    self.cuda_devices[int(pid), int(cuda)] = int(gpu)
+                numbers = (as_int(gpu), as_int(cuda), as_int(pid))
+                if numbers[0] is not None and numbers[1] is not None and numbers[2] is not None:
+                    self.cuda_devices[numbers[2], numbers[1]] = numbers[0]
         wanted = ("id", "name", "totalMemory", "smCount", "computeMajor", "computeMinor", "cuDevice")
         self.gpu_facts: dict[int, dict[str, Any]] = {}
         # nsys's own number of each CUDA ordinal, where all processes agree on it.
@@ -323,12 +326,16 @@ class _Builder:
         if self.file.has("TARGET_INFO_GPU", "id"):
             columns = [c for c in wanted if c in self.file.tables["TARGET_INFO_GPU"]]
             for row in self.file.rows(f"SELECT {', '.join(columns)} FROM TARGET_INFO_GPU ORDER BY id"):
-                facts = dict(zip(columns, row, strict=True))
+                facts: dict[str, Any] = {
+                    key: (value if isinstance(value, str) else None) if key == "name" else as_int(value)
+                    for key, value in zip(columns, row, strict=True)
+                }
                 if facts["id"] is None:
                     continue
-                self.gpu_facts[int(facts["id"])] = facts
+                number = int(facts["id"])
+                self.gpu_facts[number] = facts
                 if facts.get("cuDevice") is not None:
-                    self.nsys_numbers[int(facts["cuDevice"])] = int(facts["id"])
+                    self.nsys_numbers[int(facts["cuDevice"])] = number
         meanings: dict[int, set[int]] = {}
         for (_, cuda), gpu in self.cuda_devices.items():
             meanings.setdefault(cuda, set()).add(gpu)
@@ -478,7 +485,7 @@ class _Builder:
             }
             process, device, stream = process[keep], device[keep], stream[keep]
         rows = len(process)
-        correlation = columns["correlationId"].filled(-1) if "correlationId" in columns else np.full(rows, -1)
+        correlation = _correlation(columns, rows)
         base = {
             "start": columns["start"].values,
             "end": columns["end"].values,
@@ -653,7 +660,7 @@ class _Builder:
             "end": columns["end"].values,
             "process": process,
             "thread": thread,
-            "correlation": columns["correlationId"].filled(-1) if "correlationId" in columns else np.full(rows, -1),
+            "correlation": _correlation(columns, rows),
             "name": self._api_names(columns["nameId"], rows),
             "return_value": columns["returnValue"].filled(0)
             if "returnValue" in columns
@@ -866,8 +873,9 @@ class _Builder:
             for type_id, metric, name in self.file.rows(
                 "SELECT typeId, metricId, metricName FROM TARGET_INFO_GPU_METRICS"
             ):
-                if None not in (type_id, metric, name):
-                    names[int(type_id), int(metric)] = str(name)
+                ty, number = as_int(type_id), as_int(metric)
+                if ty is not None and number is not None and name is not None:
+                    names[ty, number] = str(name)
         columns, floats = self.file.ints_and_floats("GPU_METRICS", ("timestamp", "typeId", "metricId"), ("value",))
         type_id, metric = columns["typeId"].values, columns["metricId"].values
         name = np.full(len(metric), -1, dtype=np.int64)
@@ -898,7 +906,9 @@ class _Builder:
     def _generic_events(self) -> t.Table | None:
         """GPU metrics of 2021–2023 exports: one JSON object per sample, values as strings, whole per cents."""
         rows = self.file.rows("SELECT typeId, data FROM GENERIC_EVENT_TYPES")
-        types = [int(ty) for ty, data in rows if isinstance(ty, int) and re.search(r"GPU|SM Active|SMs Active", str(data))]
+        types = [
+            int(ty) for ty, data in rows if isinstance(ty, int) and re.search(r"GPU|SM Active|SMs Active", str(data))
+        ]
         if not types:
             return None
         import pyarrow as pa
@@ -915,11 +925,18 @@ class _Builder:
         except pa.ArrowInvalid as error:
             self.problems.append(Problem("counters-unreadable", f"GPU metrics could not be read: {error}."))
             return None
-        times, type_ids = columns["timestamp"].values, columns["typeId"].values
+        if table.num_rows != len(data.values):
+            self.problems.append(
+                Problem("counters-unreadable", "GPU metrics could not be read: a sample is not one JSON object.")
+            )
+            return None
+        with_data = data.codes >= 0
+        codes = data.codes[with_data]
+        times, type_ids = columns["timestamp"].values[with_data], columns["typeId"].values[with_data]
         devices = np.array([self._metric_device(int(ty)) for ty in type_ids], dtype=np.int64)
         parts: list[tuple[IntArray, IntArray, IntArray, NDArray[np.float64]]] = []
         for field in table.column_names:
-            values = np.array([_number(v) for v in table.column(field).to_pylist()], dtype=np.float64)[data.codes]
+            values = np.array([_number(v) for v in table.column(field).to_pylist()], dtype=np.float64)[codes]
             here = ~np.isnan(values)
             if here.any():
                 metric = np.full(int(here.sum()), self.strings.add(field), dtype=np.int64)
@@ -953,7 +970,7 @@ class _Builder:
         events = sorted({v for n, v in metadata if n == "CAPTURE_EVENT_TYPE"})
         if events:
             capture["event_types"] = events
-        return t.TraceProvenance("nsys", version, [self.path.name], capture)
+        return t.TraceProvenance("nsys", version, [self.path.name.encode("utf-8", "replace").decode()], capture)
 
     def _diagnostics(self) -> list[tuple[str, str]]:
         if not self.file.has("DIAGNOSTIC_EVENT", "severity", "text"):
@@ -1027,6 +1044,14 @@ def _translate(values: IntArray, mapping: dict[int, int], default: int, keep: In
     for key, value in mapping.items():
         out[values == key] = value
     return out
+
+
+def _correlation(columns: dict[str, IntColumn], rows: int) -> IntArray:
+    """Correlation ids; -1 where there is none or where it is none of CUPTI's (unsigned 32 bits)."""
+    if "correlationId" not in columns:
+        return np.full(rows, -1, dtype=np.int64)
+    ids = columns["correlationId"].filled(-1)
+    return np.where((ids >= 0) & (ids < 2**32), ids, -1)
 
 
 def _zero_as_none(column: IntColumn | None, rows: int) -> IntArray:

@@ -109,7 +109,9 @@ class SqliteFile:
         self, table: str, ints: Sequence[str], texts: Sequence[str], floats: Sequence[str], where: str
     ) -> tuple[dict[str, IntColumn], dict[str, TextColumn], dict[str, FloatArray]]:
         names = [*ints, *texts, *floats]
-        sql = f"SELECT {', '.join(_quoted(c) for c in names)} FROM {_quoted(table)}" + (f" WHERE {where}" if where else "")
+        sql = f"SELECT {', '.join(_quoted(c) for c in names)} FROM {_quoted(table)}" + (
+            f" WHERE {where}" if where else ""
+        )
         rows = self._row_bound(table)
         if rows > SMALL_TABLE_ROWS:
             arrow = self._read_arrow(sql, rows)
@@ -139,7 +141,7 @@ class SqliteFile:
                 cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": rows + 1})
                 cursor.execute(sql)
                 return cursor.fetch_arrow_table()
-        except (dbapi.Error, OSError, ValueError):
+        except (dbapi.Error, OSError, ValueError, OverflowError):
             return None
 
     def _read_plain(
@@ -171,12 +173,13 @@ def _int_column(values: Sequence[Any]) -> IntColumn:
         return IntColumn(np.array(values, dtype=np.int64), None)
     except (TypeError, ValueError, OverflowError):
         pass
-    clean = [_as_int(v) for v in values]
+    clean = [as_int(v) for v in values]
     valid = np.array([v is not None for v in clean], dtype=np.bool_)
     return IntColumn(np.array([0 if v is None else v for v in clean], dtype=np.int64), valid)
 
 
-def _as_int(value: Any) -> int | None:
+def as_int(value: Any) -> int | None:
+    """The value as an int64, None where it is no such number."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -211,7 +214,9 @@ def _from_arrow(
 
     def one(name: str) -> Any:
         column = table.column(name)
-        return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], pa.int64())])
+        return (
+            column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], pa.int64())])
+        )
 
     int_columns, text_columns, float_columns = {}, {}, {}
     for name in ints:

@@ -15,7 +15,7 @@ from infprof.rules.expression import Expression
 from infprof.rules.loading import RuleSet
 from infprof.rules.model import RANKS, Rule
 
-_WHERE_LIMIT = 5
+_WHERE_LIMIT = 20
 _COMMAND_LIMIT = 3
 
 
