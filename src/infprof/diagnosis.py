@@ -45,7 +45,7 @@ from infprof.rules import RuleSet, Thresholds, evaluate, load
 from infprof.trace import Trace
 from infprof.verdict import COLLECT_NODES, TraceFacts, device_verdict, problems_of, trace_verdict
 
-MAX_KERNEL_ROWS = 200
+MAX_KERNEL_ROWS = 1000
 # A steady part of few operations must be this share of the trace to be one.
 MIN_STEADY_SHARE = 0.1
 
@@ -125,7 +125,29 @@ class _Analysis:
 
     def _steady_part(self) -> SteadyPart:
         first_look = IdleModel(self.prepared, self._idle_limits(), None)
-        return steady_part(self.prepared, first_look, self.thresholds.startup_stall_ns)
+        steady = steady_part(self.prepared, first_look, self.thresholds.startup_stall_ns)
+        low, _ = span(self.prepared)
+        if steady.start_ns > low and self.options.window == "auto" and self.options.range_name is None:
+            self._note_startup(first_look, iv.single(low, steady.start_ns))
+        return steady
+
+    def _note_startup(self, model: IdleModel, scope: iv.Intervals) -> None:
+        """Say what loading and compiling cost in the part that is left out: users feel it in the first requests."""
+        stalls, spent = 0, 0
+        for device in range(len(self.trace.devices)):
+            gaps = model.gaps(device, scope, shortest_ns=self.thresholds.startup_stall_ns)
+            stalls += int(gaps.new_kernel.sum())
+            spent += gaps.cause_ns("module-load")
+        if stalls:
+            self.problems.append(
+                Problem(
+                    "start-up-compiles",
+                    f"Start-up, left out here, loaded or compiled {stalls} kernels in {spent / 1e9:.3g} s while the GPU "
+                    "waited: send warm-up requests before traffic, extend the warm-up, or keep a persistent compile "
+                    "cache. --window full shows them.",
+                    stalls,
+                )
+            )
 
     def _scope(self, steady: SteadyPart) -> Scope:
         if self.options.range_name is not None:

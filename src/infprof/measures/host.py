@@ -44,6 +44,10 @@ _OF_OS = {calls.LOCK: LOCK, calls.IO: IO, calls.POLL: POLL, calls.TERMINAL: TERM
 COMPILE_RANGE = re.compile(r"nvrtc|compil(?!ed)|autotun|auto_tun|\bjit\b", re.IGNORECASE)
 
 
+# A loop that polls returns to its next poll within this time when there was nothing to do.
+POLL_LOOP_NS = 1_000_000
+
+
 class HostLimits(NamedTuple):
     """Thresholds of the labels (from rules/thresholds.yaml), ns."""
 
@@ -267,10 +271,25 @@ class HostTimelines:
         )
         kinds = self._os_kinds[table["name"][rows]]
         labels = np.array([_OF_OS[k] for k in range(5)], dtype=np.int64)[kinds]
+        ends = self._bridge_polls(thread, starts, ends, kinds)
         # Without a descriptor a short stdio read is a file, a long one is a person.
         labels[(kinds == calls.TERMINAL) & (ends - starts <= self._limits.stdin_read_ns)] = IO
         keep = ends > starts
         return starts[keep], ends[keep], labels[keep]
+
+    def _bridge_polls(self, thread: int, starts: IntArray, ends: IntArray, kinds: IntArray) -> IntArray:
+        """Ends of system calls, where a poll lasts to the next one: the loop's own bookkeeping is waiting, too.
+
+        Only across short stretches without any other call: a CUDA call in between means that there was work.
+        """
+        if len(starts) < 2:
+            return ends
+        near = (kinds[:-1] == calls.POLL) & (kinds[1:] == calls.POLL) & (starts[1:] - ends[:-1] <= POLL_LOOP_NS)
+        table, nested = self._prepared.trace.api_calls, self._prepared.thread_calls
+        if table is not None and nested is not None and thread in nested.rows:
+            called = table["start"][nested.rows[thread]]
+            near &= np.searchsorted(called, starts[1:]) == np.searchsorted(called, ends[:-1])
+        return np.append(np.where(near, starts[1:], ends[:-1]), ends[-1])
 
     def _compile_layer(self, thread: int) -> tuple[IntArray, IntArray, IntArray]:
         table = self._prepared.trace.ranges
