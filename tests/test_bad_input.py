@@ -88,7 +88,7 @@ def refused(path: Path) -> str:
     assert beside(path.parent) == before
     assert error.value.exit_code == EXIT_UNUSABLE
     assert str(path) in str(error.value)
-    assert one_sentence(f"infprof: {error.value}\n")
+    assert one_sentence(f"infprof: {error.value}\n") and str(error.value).isprintable()
     return str(error.value)
 
 
@@ -569,6 +569,19 @@ def test_flipped_bytes_end_in_a_sentence_or_a_diagnosis(
         assert str(error).endswith(".") and "\n" not in str(error)
     finally:
         path.unlink()
+
+
+@pytest.mark.parametrize("byte", [b"`", b"\xac", b"\x00", b"\n", b"\x1b"])
+def test_a_damaged_schema_ends_in_one_sentence(byte: bytes, small_file: Path, tmp_path: Path) -> None:
+    """SQLite quotes the broken CREATE statement in its message, line breaks and all."""
+    data = small_file.read_bytes()
+    at = data.index(b"CREATE TABLE StringIds") + len(b"CREATE TABLE ")
+    path = tmp_path / "trace.sqlite"
+    path.write_bytes(data[:at] + byte + data[at + 1 :])
+    try:
+        diagnosed(path)
+    except InfprofError:
+        refused(path)
 
 
 def test_a_damaged_table_is_read_up_to_the_damage(tmp_path: Path) -> None:

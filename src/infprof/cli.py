@@ -356,8 +356,13 @@ class _Gate:
             return any(f.severity in self.severities for f in diagnosis.findings)
         for values in _measures_by_scope(diagnosis):
             known = {n: v for n, v in values.items() if v is not None}
-            if all(n in known for n in self.expression.names) and self.expression.value(known):
-                return True
+            if not all(n in known for n in self.expression.names):
+                continue
+            try:
+                if self.expression.value(known):
+                    return True
+            except ZeroDivisionError:
+                continue  # no value, so it does not hold
         return False
 
 
