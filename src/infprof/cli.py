@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from infprof import __version__
-from infprof.errors import EXIT_FINDINGS, EXIT_UNUSABLE, InfprofError, UsageError
+from infprof.errors import EXIT_FINDINGS, EXIT_UNUSABLE, EXIT_USAGE, InfprofError, UsageError
 
 if TYPE_CHECKING:
     from infprof.results import Diagnosis
@@ -29,7 +30,9 @@ rules_app = typer.Typer(help="List, show and test the rules behind the findings.
 app.add_typer(rules_app, name="rules", rich_help_panel=None)
 
 InputArgument = Annotated[
-    Path, typer.Argument(metavar="INPUT", help="A profile: .sqlite or .sqlite.gz from nsys export.")
+    Path,
+    # readable=False: the reader says what is wrong with a file, not the parser of the command line.
+    typer.Argument(metavar="INPUT", readable=False, help="A profile: .sqlite or .sqlite.gz from nsys export."),
 ]
 WindowOption = Annotated[
     str,
@@ -55,22 +58,21 @@ OutputOption = Annotated[
 
 def main() -> NoReturn:
     """Entry point: errors end in one sentence on stderr and their exit code, never in a traceback."""
+    # A reader that goes away (infprof … | head) ends the program in silence, as it ends every other tool.
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         # typer returns the code of typer.Exit instead of raising it; commands themselves return nothing.
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except InfprofError as error:
         _fail(str(error), error.exit_code)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader of a pipe went away (infprof … | head): nothing to say, and nothing more to flush.
+    except OSError as error:
+        # What is left in the buffer cannot be written either: it must not be tried again at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        _fail(f"the output cannot be written: {error.strerror or error}.", EXIT_USAGE)
     except Exception as error:
         _handle_other(error)
 
@@ -80,7 +82,11 @@ def _handle_other(error: Exception) -> NoReturn:
     exit_code = getattr(error, "exit_code", None)
     format_message = getattr(error, "format_message", None)
     if exit_code is not None and format_message is not None:
-        _fail(f"{format_message()} See `infprof --help`.", int(exit_code))
+        message = str(format_message())
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(message, file=sys.stderr)
+            sys.exit(int(exit_code))
+        _fail(f"{message.rstrip('.')}. See `infprof --help`.", int(exit_code))
     if os.environ.get("INFPROF_DEBUG"):
         raise error
     _fail(

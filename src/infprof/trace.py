@@ -137,7 +137,9 @@ class Table:
         return self._columns[column]
 
     def take(self, rows: NDArray[Any]) -> Table:
-        """The rows chosen by an index or boolean array."""
+        """The rows chosen by an index or boolean array; unchanged (not copied) where a boolean one chooses all."""
+        if rows.dtype == np.bool_ and rows.all():
+            return self
         return Table(self.name, {k: v[rows] for k, v in self._columns.items()})
 
     def sorted_by(self, *columns: str) -> Table:

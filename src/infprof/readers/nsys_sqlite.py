@@ -11,7 +11,6 @@ import gzip
 import json
 import re
 import shutil
-import sqlite3
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from infprof import trace as t
 from infprof.errors import InfprofError
-from infprof.readers.sqlite_columns import IntColumn, SqliteFile, as_int
+from infprof.readers.sqlite_columns import DAMAGE, IntColumn, SqliteFile, as_int
 from infprof.results import Problem
 from infprof.trace import BoolArray, IntArray
 
@@ -128,9 +127,9 @@ class NsysSqliteReader:
                     return _Builder(file, path, problems).build()
                 finally:
                     file.close()
-        except sqlite3.DatabaseError as error:
+        except DAMAGE as error:
             raise InfprofError(
-                f"{path} is a damaged SQLite file ({error}): the export or a copy of it was cut short. Export the report again."
+                f"{path} is a damaged SQLite file ({_damage_words(error)}): the export or a copy of it was cut short. Export the report again."
             ) from None
         except PermissionError:
             raise InfprofError(f"{path} cannot be read: permission denied.") from None
@@ -199,8 +198,10 @@ class _Builder:
         self.path = path
         self.problems = problems
         self.strings = t.StringTable()
-        self.process_ids: IntArray = np.empty(0, dtype=np.int64)
-        self.thread_ids: IntArray = np.empty(0, dtype=np.int64)
+        # Global ids to dense indexes, in the order in which tables show them.
+        self.process_index: dict[int, int] = {}
+        self.thread_index: dict[int, int] = {}
+        self.thread_process: list[int] = []
         self.thread_names: dict[int, str] = {}
         self.devices: list[t.Device] = []
         self.device_index: dict[int, int] = {}
@@ -218,15 +219,16 @@ class _Builder:
                 "export a report with `nsys export --type sqlite REPORT.nsys-rep`."
             )
         metadata = self._metadata()
-        self._collect_ids()
         self._collect_devices()
+        self.centre_ns = self._centre()
+        # Calls first: they know their process where minimal exports leave it out of the GPU tables.
         tables = {
+            "api_calls": self._api_calls(),
             "kernels": self._kernels(),
             "graphs": self._graphs(),
             "copies": self._copies(),
             "memsets": self._memsets(),
             "syncs": self._syncs(),
-            "api_calls": self._api_calls(),
             "ranges": self._ranges(),
             "os_calls": self._os_calls(),
             "overheads": self._overheads(),
@@ -261,34 +263,21 @@ class _Builder:
 
     # --- who: processes, threads, devices, streams -----------------------------------------------------------------
 
-    def _collect_ids(self) -> None:
-        """All process and thread ids of the file, so that tables can use dense indexes."""
-        pids: list[IntArray] = []
-        tids: list[IntArray] = []
-        for table, columns in self.file.tables.items():
-            if table.startswith(("ENUM_", "TARGET_INFO_", "META_DATA", "StringIds")):
-                continue
-            for column, into in (("globalPid", pids), ("globalTid", tids)):
-                # Only tables the Trace reads; call chains and samples can be the largest tables of the file.
-                if column in columns and table in _TABLES_WITH_IDS:
-                    values = [r[0] for r in self.file.rows(f'SELECT DISTINCT "{column}" FROM "{table}"')]
-                    into.append(np.array([v for v in values if isinstance(v, int)], dtype=np.int64))
-        self.thread_ids = np.unique(np.concatenate(tids)) if tids else np.empty(0, dtype=np.int64)
-        all_pids = [*pids, self.thread_ids & ~np.int64(TID_MASK)]
-        self.process_ids = np.unique(np.concatenate(all_pids)) & ~np.int64(TID_MASK)
-        self.process_ids = np.unique(self.process_ids)
-
     def _process(self, column: IntColumn | None, rows: int) -> IntArray:
-        """Dense process indexes; a file with one process and no id column means that process."""
+        """Dense process indexes; without an id column it is the one process that made CUDA calls."""
         if column is None:
-            only = 0 if len(self.process_ids) == 1 else -1
+            only = 0 if len(self.process_index) == 1 else -1
             return np.full(rows, only, dtype=np.int64)
-        return _index_of(self.process_ids, column.values & ~np.int64(TID_MASK), column.valid)
+        return _indexed(self.process_index, column.values & ~np.int64(TID_MASK), column.valid)
 
     def _thread(self, column: IntColumn | None, rows: int) -> IntArray:
         if column is None:
             return np.full(rows, -1, dtype=np.int64)
-        return _index_of(self.thread_ids, column.values, column.valid)
+        known = len(self.thread_index)
+        index = _indexed(self.thread_index, column.values, column.valid)
+        for global_tid in list(self.thread_index)[known:]:
+            self.thread_process.append(self.process_index.setdefault(global_tid & ~TID_MASK, len(self.process_index)))
+        return index
 
     def _processes(self) -> list[t.Process]:
         names: dict[int, str] = {}
@@ -297,20 +286,18 @@ class _Builder:
                 if isinstance(gpid, int) and name:
                     # The name may be a path; the last part names the program, the rest names its owner.
                     names[gpid] = str(name).rsplit("/", 1)[-1]
-        return [t.Process(int(g) >> 24 & TID_MASK, names.get(int(g))) for g in self.process_ids]
+        return [t.Process(g >> 24 & TID_MASK, names.get(g)) for g in self.process_index]
 
     def _threads(self) -> list[t.Thread]:
         if self.file.has("ThreadNames", "nameId", "globalTid"):
             rows = self.file.rows("SELECT globalTid, nameId FROM ThreadNames")
-            wanted = set(self.thread_ids.tolist())
-            rows = [r for r in rows if isinstance(r[0], int) and r[0] in wanted and isinstance(r[1], int)]
+            rows = [r for r in rows if r[0] in self.thread_index and isinstance(r[1], int)]
             texts = self._fetch_strings(np.array([r[1] for r in rows], dtype=np.int64))
             for gtid, name_id in rows:
                 self.thread_names.setdefault(gtid, texts.get(name_id, ""))
-        parents = _index_of(self.process_ids, self.thread_ids & ~np.int64(TID_MASK), None)
         return [
-            t.Thread(int(p), int(g) & TID_MASK, self.thread_names.get(int(g)) or None)
-            for g, p in zip(self.thread_ids, parents, strict=True)
+            t.Thread(process, g & TID_MASK, self.thread_names.get(g) or None)
+            for g, process in zip(self.thread_index, self.thread_process, strict=True)
         ]
 
     def _collect_devices(self) -> None:
@@ -349,7 +336,7 @@ class _Builder:
         CUDA_VISIBLE_DEVICES renumbers devices per process: nsys's own GPU number is used where the file maps the two
         and the CUDA ordinals alone would mix devices up; else the ordinal, which is what users know.
         """
-        pid = int(self.process_ids[process]) >> 24 & TID_MASK if process >= 0 else -1
+        pid = list(self.process_index)[process] >> 24 & TID_MASK if process >= 0 else -1
         mapped = self.cuda_devices.get((pid, cuda_id))
         return mapped if mapped is not None and self.renumbered else cuda_id
 
@@ -380,7 +367,7 @@ class _Builder:
         context = columns["contextId"].filled(-1) if "contextId" in columns else np.zeros(rows, dtype=np.int64)
         number = columns["streamId"].filled(-1) if "streamId" in columns else np.zeros(rows, dtype=np.int64)
         stream = np.empty(rows, dtype=np.int64)
-        place = device * (len(self.process_ids) + 1) + process
+        place = device * (len(self.process_index) + 1) + process
         for pl, c, n in _distinct_triples(place, context, number):
             rows_here = (place == pl) & (context == c) & (number == n)
             first = int(np.argmax(rows_here))
@@ -433,19 +420,18 @@ class _Builder:
     ) -> BoolArray:
         """Rows with a usable interval; the others are counted by kind, reported, and remembered as dropped."""
         start, end = columns["start"], columns["end"]
-        present = start.is_valid() & end.is_valid()
         s, e = start.values, end.values
+        low, high = self.centre_ns - PLAUSIBLE_SPAN_NS, self.centre_ns + PLAUSIBLE_SPAN_NS
+        placed = start.is_valid() & end.is_valid() & (s >= low) & (s <= high) & (e <= high + DAY_NS)
+        length = e - s
+        usable = placed & (length >= (0 if zero_is_fine else 1)) & (length <= DAY_NS)
+        if usable.all():
+            return usable
+        present = start.is_valid() & end.is_valid()
         # Unset records have start = end = 0 although the capture is elsewhere; both count as zero-length.
         zero = present & (e == s)
         negative = present & (e < s)
-        # In float: a difference of absurd stamps overflows int64.
-        sf, ef = s.astype(np.float64), e.astype(np.float64)
-        usable = present & ~negative & (True if zero_is_fine else ~zero)
-        absurd = usable & (ef - sf > DAY_NS)
-        if usable.any():
-            centre = float(np.median(sf[usable & ~absurd])) if (usable & ~absurd).any() else 0.0
-            absurd |= usable & (np.abs(sf - centre) > PLAUSIBLE_SPAN_NS)
-        usable &= ~absurd
+        absurd = present & ~usable & ~negative & (zero_is_fine | ~zero)
         kinds = [
             ("null", "without a start or end", ~present),
             ("negative", "that end before they start", negative),
@@ -469,6 +455,23 @@ class _Builder:
                 self.dropped.append((process[known], columns["correlationId"].values[known]))
         return usable
 
+    def _centre(self) -> int:
+        """About when the capture was, ns: times far from it are no times. One value for all tables.
+
+        Each table with times speaks once, by the median of some of its rows; the CUDA calls' word counts where there is
+        no majority. One table whose stamps are all wrong must not look right to itself.
+        """
+        votes: list[float] = []
+        for table in _TABLES_WITH_TIMES:
+            if self.file.has(table, "start"):
+                rows = self.file.rows(f'SELECT start FROM "{table}" WHERE start IS NOT NULL LIMIT 1000')
+                times = [n for r in rows if (n := as_int(r[0])) is not None]
+                if times:
+                    votes.append(float(np.median(np.array(times, dtype=np.float64))))
+        support = [sum(abs(a - b) <= PLAUSIBLE_SPAN_NS for b in votes) for a in votes]
+        # Within what leaves room for the span on both sides in int64.
+        return int(np.clip(votes[support.index(max(support))], -(2.0**62), 2.0**62)) if votes else 0
+
     def _gpu_table(self, name: str, table: str, what: str, extra: Sequence[str]) -> tuple[Any, ...] | None:
         """Columns shared by everything that runs on a GPU, rows with usable times only: (columns, base columns)."""
         if not self.file.has(table, "start", "end"):
@@ -480,9 +483,7 @@ class _Builder:
         keep = self._usable(columns, what, process)
         all_kept = bool(keep.all())
         if not all_kept:
-            columns = {
-                k: IntColumn(c.values[keep], None if c.valid is None else c.valid[keep]) for k, c in columns.items()
-            }
+            columns = {k: c.take(keep) for k, c in columns.items()}
             process, device, stream = process[keep], device[keep], stream[keep]
         rows = len(process)
         correlation = _correlation(columns, rows)
@@ -648,13 +649,11 @@ class _Builder:
         columns = self.file.ints(table, wanted)
         keep = self._usable(columns, "CUDA calls", zero_is_fine=True)
         if not keep.all():
-            columns = {
-                k: IntColumn(c.values[keep], None if c.valid is None else c.valid[keep]) for k, c in columns.items()
-            }
+            columns = {k: c.take(keep) for k, c in columns.items()}
         rows = len(columns["start"].values)
         thread = self._thread(columns.get("globalTid"), rows)
-        of_thread = _index_of(self.process_ids, self.thread_ids & ~np.int64(TID_MASK), None)
-        process = np.where(thread >= 0, of_thread[thread], -1) if len(of_thread) else np.full(rows, -1, dtype=np.int64)
+        of_thread = np.array([*self.thread_process, -1], dtype=np.int64)  # -1, no thread, finds the last one
+        process = of_thread[thread]
         return {
             "start": columns["start"].values,
             "end": columns["end"].values,
@@ -1002,31 +1001,29 @@ class _Builder:
             )
 
 
-_TABLES_WITH_IDS = (
+# Tables whose times belong together, CUDA calls first (see _Builder._centre).
+_TABLES_WITH_TIMES = (
+    "CUPTI_ACTIVITY_KIND_RUNTIME",
     "CUPTI_ACTIVITY_KIND_KERNEL",
     "CUPTI_ACTIVITY_KIND_MEMCPY",
     "CUPTI_ACTIVITY_KIND_MEMSET",
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
-    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
-    "CUPTI_ACTIVITY_KIND_RUNTIME",
-    "CUPTI_ACTIVITY_KIND_DRIVER",
-    "CUPTI_ACTIVITY_KIND_OVERHEAD",
-    "CUDA_GPU_MEMORY_USAGE_EVENTS",
-    "PROFILER_OVERHEAD",
     "NVTX_EVENTS",
     "OSRT_API",
 )
 
 
-def _index_of(sorted_ids: IntArray, values: IntArray, valid: BoolArray | None) -> IntArray:
-    """Positions of values in sorted unique ids; -1 where absent or not valid."""
-    if not len(sorted_ids):
+def _indexed(index: dict[int, int], values: IntArray, valid: BoolArray | None) -> IntArray:
+    """Dense indexes of ids, -1 where not valid; ids not seen before get the next ones, smallest id first."""
+    unique = np.unique(values if valid is None else values[valid])
+    if not len(unique):
         return np.full(len(values), -1, dtype=np.int64)
-    index = np.minimum(np.searchsorted(sorted_ids, values), len(sorted_ids) - 1)
-    found = sorted_ids[index] == values
-    if valid is not None:
-        found &= valid
-    return np.where(found, index, -1)
+    dense = np.array([index.setdefault(i, len(index)) for i in unique.tolist()], dtype=np.int64)
+    if len(unique) == 1:
+        found = np.full(len(values), dense[0], dtype=np.int64)
+    else:
+        found = dense[np.minimum(np.searchsorted(unique, values), len(unique) - 1)]
+    return found if valid is None else np.where(valid, found, -1)
 
 
 def _distinct_pairs(a: IntArray, b: IntArray) -> list[tuple[int, int]]:
@@ -1044,6 +1041,12 @@ def _translate(values: IntArray, mapping: dict[int, int], default: int, keep: In
     for key, value in mapping.items():
         out[values == key] = value
     return out
+
+
+def _damage_words(error: Exception) -> str:
+    """SQLite's words for the damage, without the pieces of the file that it may quote after them."""
+    words = re.match(r"[a-z ]*", str(error))
+    return (words[0].strip() if words else "") or "malformed"
 
 
 def _correlation(columns: dict[str, IntColumn], rows: int) -> IntArray:

@@ -6,6 +6,7 @@ docs/speed.md); both give the same columns. A damaged table gives the rows befor
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -21,6 +22,9 @@ from infprof.trace import BoolArray, FloatArray, IntArray
 # Below this many rows importing pyarrow (0.2 s) costs more than it saves.
 SMALL_TABLE_ROWS = 60_000
 
+# What reading a damaged file raises; Python decodes SQLite's own messages strictly, and they may quote the damage.
+DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
+
 
 @dataclass
 class IntColumn:
@@ -32,6 +36,9 @@ class IntColumn:
     def filled(self, value: int) -> IntArray:
         """The values with NULLs replaced."""
         return self.values if self.valid is None else np.where(self.valid, self.values, value)
+
+    def take(self, rows: BoolArray) -> IntColumn:
+        return IntColumn(self.values[rows], None if self.valid is None else self.valid[rows])
 
     def is_valid(self) -> BoolArray:
         return np.ones(len(self.values), dtype=np.bool_) if self.valid is None else self.valid
@@ -51,7 +58,9 @@ class SqliteFile:
     def __init__(self, path: Path, immutable: bool = True) -> None:
         # mode=ro alone would still want a lock and, for WAL files, a -shm beside the file.
         options = "mode=ro&immutable=1" if immutable else "mode=rw"
-        self.uri = f"file:{quote(str(path.resolve()))}?{options}"
+        self.uri = f"file:{quote(os.fsencode(path.resolve()))}?{options}"
+        # A row takes two bytes at least: in a damaged file a rowid may say anything.
+        self._most_rows = path.stat().st_size // 2
         self._connection = sqlite3.connect(self.uri, uri=True)
         self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         self._adbc: Any = None
@@ -77,7 +86,7 @@ class SqliteFile:
         """All rows of a query on a small table; [] where the file is damaged there."""
         try:
             return self._connection.execute(sql, parameters).fetchall()
-        except sqlite3.DatabaseError:
+        except DAMAGE:
             return []
 
     def any_row(self, table: str, condition: str) -> bool:
@@ -127,7 +136,8 @@ class SqliteFile:
         result = self.rows(f"SELECT max(rowid) FROM {_quoted(table)}")
         if not result:
             result = self.rows(f"SELECT count(*) FROM {_quoted(table)}")
-        return int(result[0][0] or 0) if result and isinstance(result[0][0], (int, type(None))) else 0
+        bound = as_int(result[0][0]) if result else None
+        return min(bound or 0, self._most_rows)
 
     def _read_arrow(self, sql: str, rows: int) -> Any:
         """A pyarrow Table, or None where ADBC cannot (mixed types, damage): the plain way then says what is wrong."""
@@ -153,7 +163,7 @@ class SqliteFile:
                 # In pieces, so that the rows before a damaged page are kept.
                 while piece := cursor.fetchmany(64):
                     fetched.extend(piece)
-        except sqlite3.DatabaseError:
+        except DAMAGE:
             self.damaged[table] = len(fetched)
         columns = list(zip(*fetched, strict=True)) if fetched else [()] * (len(ints) + len(texts) + len(floats))
         n_ints, n_texts = len(ints), len(texts)
