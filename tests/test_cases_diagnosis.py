@@ -413,7 +413,6 @@ def test_left_out_compiling_is_described_with_its_remedy(tmp_path: Path) -> None
     assert "warm-up" in said.lower()
 
 
-@pytest.mark.xfail(reason="not every compiled kernel is named yet", strict=False)
 @pytest.mark.parametrize(("load", "origin"), [("cuModuleLoadData", S), ("cuLibraryLoadData", 3_000 * S)])
 def test_the_whole_window_names_every_kernel_that_was_compiled(tmp_path: Path, load: str, origin: int) -> None:
     """D-20."""
@@ -649,7 +648,6 @@ def one_block_kernels(counters: bool, steps: int = 100) -> TraceBuilder:
     return b
 
 
-@pytest.mark.xfail(reason="rank A of few-SM kernels needs a counter average inside them", strict=False)
 @pytest.mark.parametrize("counters", [False, True])
 def test_a_kernel_of_one_block_is_a_finding_in_a_busy_gpu(tmp_path: Path, counters: bool) -> None:
     """D-41."""

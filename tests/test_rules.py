@@ -376,7 +376,7 @@ def test_a_finding_carries_the_rule_and_its_evidence(tmp_path: Path) -> None:
     assert finding.gain.low == pytest.approx(0.2) and finding.gain.high == pytest.approx(0.4)
     assert finding.gain.basis == "Half of it at least. Source: a guess"
     assert [place.name for place in finding.where] == ["idle:launch,sync"]
-    assert context.asked == [("idle:launch,sync", 5)]
+    assert context.asked == [("idle:launch,sync", 20)]
     assert finding.commands == []
 
 

@@ -106,6 +106,28 @@ def _share_covered(inside: Intervals, times: IntArray) -> FloatArray:
     return iv.covered(inside, times - period, times) / period
 
 
+class _Chosen:
+    """Averages over the samples that lie in a set. ``most`` is the largest number of samples that one metric had there."""
+
+    def __init__(self, inside: Intervals) -> None:
+        self._inside = inside
+        self._times: IntArray | None = None
+        self._rows: BoolArray = np.empty(0, dtype=np.bool_)
+        self.most = 0
+
+    def means(self, parts: list[tuple[IntArray, FloatArray]]) -> list[float]:
+        out = []
+        for times, values in parts:
+            # The metrics of a device are sampled together: what was found for one set of times holds for all.
+            if self._times is None or not np.array_equal(self._times, times):
+                self._times, self._rows = times, _share_covered(self._inside, times) >= COVERED_SHARE
+            count = int(self._rows.sum())
+            if count:
+                out.append(float(values[self._rows].mean()))
+                self.most = max(self.most, count)
+        return out
+
+
 def _shared(kept: dict[str, list[tuple[IntArray, FloatArray]]], busy: Intervals) -> bool:
     for name in ("sm_active_ratio", "gr_active_ratio", "sm_issue_ratio"):
         for times, values in kept.get(name, []):
@@ -117,29 +139,38 @@ def _shared(kept: dict[str, list[tuple[IntArray, FloatArray]]], busy: Intervals)
     return False
 
 
-def add_counters(measures: Measures, counters: Counters | None, compute: Intervals, why_none: str) -> None:
-    """Counter measures: limits of a busy GPU over samples in compute time, links and engine over the whole window."""
+def add_counters(
+    measures: Measures, counters: Counters | None, compute: Intervals, few_sm: Intervals, why_none: str
+) -> None:
+    """Counter measures: limits of a busy GPU over samples in compute time, links and engine over the whole window.
+
+    ``few_sm``: when kernels that leave most SMs empty run.
+    """
     source = "GPU metrics"
     if counters is None:
-        for name in (*_METRICS, "sm_throughput_ratio", "dram_ratio", "pcie_ratio", "nvlink_ratio"):
+        for name in (
+            *_METRICS,
+            "few_sm_active_ratio",
+            "sm_throughput_ratio",
+            "dram_ratio",
+            "pcie_ratio",
+            "nvlink_ratio",
+        ):
             measures.add(name, None, "ratio", "A", why_none)
         measures.add("counter_sample_count", 0, "count", "A", why_none)
         return
-    used = 0
+    in_compute = _Chosen(compute)
     for name in _METRICS:
         parts = counters.samples.get(name, [])
-        means = []
-        for times, values in parts:
-            chosen: BoolArray = np.ones(len(times), dtype=np.bool_)
-            if name not in _WHOLE_WINDOW:
-                chosen = _share_covered(compute, times) >= COVERED_SHARE
-            if chosen.any():
-                means.append(float(values[chosen].mean()))
-                if name not in _WHOLE_WINDOW:
-                    used = max(used, int(chosen.sum()))
+        if name in _WHOLE_WINDOW:
+            means = [float(values.mean()) for _, values in parts if len(values)]
+        else:
+            means = in_compute.means(parts)
         combine = sum if name in _ADDED else max
         measures.add(name, min(float(combine(means)), 1.0) if means else None, "ratio", "A", source)
-    measures.add("counter_sample_count", used, "count", "A", source)
+    measures.add("counter_sample_count", in_compute.most, "count", "A", source)
+    active = _Chosen(few_sm).means(counters.samples.get("sm_active_ratio", []))
+    measures.add("few_sm_active_ratio", min(max(active), 1.0) if active else None, "ratio", "A", source)
 
     def value(name: str) -> float | None:
         return measures.value(name)

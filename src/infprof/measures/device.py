@@ -16,7 +16,7 @@ from infprof.measures.counters import Counters, add_counters, read_counters
 from infprof.measures.host_calls import add_host_calls, add_profiler
 from infprof.measures.idle import IdleModel
 from infprof.measures.intervals import Intervals
-from infprof.measures.kernels import add_kernels
+from infprof.measures.kernels import add_kernels, few_sm_rows
 from infprof.measures.launches import add_launches
 from infprof.measures.names import MEASURES
 from infprof.measures.operations import Prepared
@@ -73,7 +73,9 @@ def analyze_device(
     add_profiler(measures, prepared, scope)
     _add_memory(measures, prepared, device, scope)
     why_none = "GPU metrics were not collected" if prepared.trace.counters is None else "no GPU metrics of this device"
-    add_counters(measures, counters, time.compute, why_none)
+    few = few_sm_rows(prepared, rows, prepared.trace.devices[device].sm_count)
+    few_sm = iv.intersect(iv.union(ops.start[few], ops.end[few]), time.compute)
+    add_counters(measures, counters, time.compute, few_sm, why_none)
     unknown = [m.name for m in measures if m.name not in MEASURES]
     if unknown:
         raise AssertionError(f"measures without an entry in names.py: {unknown}")

@@ -89,6 +89,7 @@ MEASURES: dict[str, MeasureInfo] = {
     "fp32_gemm_ratio": MeasureInfo("ratio", "fp32_gemm_ns over compute_ns"),
     "few_sm_kernel_ns": MeasureInfo("ns", "compute time of kernels whose grid has fewer blocks than half of the SMs"),
     "few_sm_kernel_ratio": MeasureInfo("ratio", "few_sm_kernel_ns over compute_ns"),
+    "few_sm_active_ratio": MeasureInfo("ratio", "SMs with at least one warp resident while such kernels run"),
     "single_block_kernel_ns": MeasureInfo("ns", "compute time of kernels with a grid of one block"),
     "kernel_class_unknown_ratio": MeasureInfo(
         "ratio", "share of summed kernel time whose class the name does not tell"

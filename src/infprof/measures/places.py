@@ -171,8 +171,9 @@ def _largest(weights: IntArray, limit: int) -> list[int]:
     if not len(weights):
         return []
     if len(weights) > 10_000:
-        # Only the candidates are sorted in full.
-        kept = np.flatnonzero(weights >= np.partition(weights, -limit)[-limit])[: 1000 + limit]
+        # Only the candidates are sorted in full: all above the smallest weight that gets in, and the first equal ones.
+        least = np.partition(weights, -limit)[-limit]
+        kept = np.sort(np.concatenate([np.flatnonzero(weights > least), np.flatnonzero(weights == least)[:limit]]))
     else:
         kept = np.arange(len(weights))
     order = kept[np.argsort(-weights[kept], kind="stable")][:limit]

@@ -342,8 +342,13 @@ def _launch_shape(blocks: int | None, threads: int | None) -> Cell:
     return Cell(f"{fmt.count(blocks)} × {fmt.count(threads)}", blocks)
 
 
-def _cut(total: int, shown: int = _TABLE_ROWS) -> str:
-    return f"The first {shown} of {total:,}; all are in the JSON report." if total > shown else ""
+def _cut(held: int, shown: int = _TABLE_ROWS, total: int | None = None) -> str:
+    """What of a table is shown: of the rows that the diagnosis holds, and of all there are where it holds not all."""
+    total = held if total is None else total
+    if total <= shown:
+        return ""
+    rest = "all are" if total <= held else f"the first {held:,} are"
+    return f"The first {shown} of {total:,}; {rest} in the JSON report."
 
 
 def _phase_table(diagnosis: Diagnosis) -> Table:
@@ -378,7 +383,11 @@ def _kernel_table(diagnosis: Diagnosis) -> Table:
         ]
         for k in diagnosis.kernel_table[:_TABLE_ROWS]
     ]
-    note = _cut(len(diagnosis.kernel_table)) or "Share is of the summed kernel time. A name opens to its full form."
+    distinct = sum(device.kernels.distinct for device in diagnosis.devices) if diagnosis.kernel_table else 0
+    note = (
+        _cut(len(diagnosis.kernel_table), total=distinct)
+        or "Share is of the summed kernel time. A name opens to its full form."
+    )
     return Table("kernels", "Kernels", columns, rows, note)
 
 

@@ -72,6 +72,8 @@ def _judgement(rule: Rule) -> list[str]:
     parts += [f"confidence {d.confidence:g} when {d.when.text}: {d.because}" for d in rule.doubts]
     parts += [f"a note when {note.when.text}: {note.text}" for note in rule.notes]
     parts += [f"{name} counts as {value:g} when absent" for name, value in rule.defaults.items()]
+    if rule.confirmed is not None:
+        parts.append(f"confirmed, with the rank of that evidence, when {rule.confirmed.text}")
     parts.append(f"evidence rank: {rule.rank or 'the worst of the measures in condition and cost'}")
     if not rule.states:
         parts.append(f"places shown: {rule.where}")

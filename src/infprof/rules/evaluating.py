@@ -192,7 +192,7 @@ def _finding(item: _Fired, ruleset: RuleSet, context: Context) -> Finding:
         scenarios=list(rule.scenarios),
         remedy_kind=rule.remedy_kind,
         severity=severity_of(rule, cost, context.window_ns, values),
-        rank=rule.rank or _worst_rank(rule, context.measures),
+        rank=_rank(rule, context.measures, values),
         confidence=min([rule.confidence, *(doubt.confidence for doubt in doubts)]),
         cost=Cost(cost, rule.cost_unit),
         gain=_gain(rule, cost, context.window_ns, values),
@@ -235,9 +235,16 @@ def _evidence(rule: Rule, measures: Measures) -> list[Evidence]:
     return [Evidence(measure.name, measure.value, measure.unit) for measure in present if measure.value is not None]
 
 
-def _worst_rank(rule: Rule, measures: Measures) -> str:
-    """The conclusion is as good as the worst measure that it rests on; other evidence is shown beside it."""
+def _rank(rule: Rule, measures: Measures, values: Mapping[str, float]) -> str:
+    """The conclusion is as good as the worst measure that it rests on; other evidence is shown beside it.
+
+    Where better evidence confirms it, it rests on that.
+    """
+    if rule.rank is not None:
+        return rule.rank
     names = [*rule.when.names, *(() if rule.cost is None else rule.cost.names)]
+    if rule.confirmed is not None and _holds(rule.confirmed, values):
+        names = list(rule.confirmed.names)
     used = [measure for measure in map(measures.get, names) if measure is not None and measure.value is not None]
     return max((measure.rank for measure in used if measure.rank in RANKS), default="C")
 

@@ -41,7 +41,19 @@ _KEYS = (
     "cases",
 )
 _FINDING_KEYS = ("cost", "where", "gain")
-_OPTIONAL_KEYS = ("defaults", "pool", "severity", "confidence", "rank", "ncu", "states", "class", "cause", "notes")
+_OPTIONAL_KEYS = (
+    "defaults",
+    "pool",
+    "severity",
+    "confidence",
+    "rank",
+    "confirmed",
+    "ncu",
+    "states",
+    "class",
+    "cause",
+    "notes",
+)
 
 
 @dataclass(frozen=True)
@@ -208,6 +220,7 @@ class _Fields:
             doubts=doubts,
             notes=self._items("notes", self._note) if "notes" in self._data else (),
             rank=self._choice("rank", tuple(model.RANKS)) if "rank" in self._data else None,
+            confirmed=self._expression(("confirmed",), self._data["confirmed"]) if "confirmed" in self._data else None,
             why=self._text("why"),
             evidence=self._choices("evidence", tuple(MEASURES), what="measure"),
             where=self._selector("where"),

@@ -101,7 +101,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule. ``states`` rules explain a verdict class and make no finding; the others make one when they fire."""
+    """One rule. ``confirmed`` is a condition over better evidence, whose rank the finding then has. ``states`` rules explain a verdict class and make no finding; the others make one when they fire."""
 
     id: str
     title: str
@@ -124,6 +124,7 @@ class Rule:
     doubts: tuple[Doubt, ...]
     notes: tuple[Note, ...]
     rank: str | None
+    confirmed: Expression | None
     why: str
     evidence: tuple[str, ...]
     where: str
