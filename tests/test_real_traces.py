@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -48,20 +49,28 @@ def test_class_cause_code_and_exit(row: dict[str, str]) -> None:
         assert verdict.code in row["code"].split("|"), verdict.sentence
 
 
-def true_slices() -> list[tuple[str, int, dict[str, int]]]:
-    """(file, device, ns by column) from the tables of INDEX.md; each device over its own span."""
+def index_lines() -> Iterator[tuple[str, str]]:
+    """(file, line) of INDEX.md below the heading of each nsys export."""
     if not TRACES.is_dir():
-        return []
-    found, file = [], ""
+        return
+    file = ""
     for line in (TRACES / "INDEX.md").read_text(encoding="utf-8").splitlines():
         if heading := re.match(r"### `(\S+)`", line):
             file = heading[1]
+        if file.startswith("nsys-sqlite/"):
+            yield file, line
+
+
+def true_slices() -> list[tuple[str, int, dict[str, int]]]:
+    """(file, device, ns by column) from the tables of INDEX.md; each device over its own span."""
+    found = []
+    for file, line in index_lines():
         cells = [c.strip() for c in line.strip("|").split("|")]
-        if file.startswith("nsys-sqlite/") and len(cells) == 10 and cells[0].isdigit():
+        if len(cells) == 10 and cells[0].isdigit():
             numbers = [int(c.split()[0].replace(",", "")) for c in cells[1:6]]
-            found.append(
-                (file, int(cells[0]), dict(zip(("window", "compute", "comm", "copy", "idle"), numbers, strict=True)))
-            )
+            names = ("window", "compute", "comm", "copy", "idle")
+            found.append((file, int(cells[0]), dict(zip(names, numbers, strict=True))))
+    assert found or not TRACES.is_dir()
     return found
 
 
@@ -86,14 +95,11 @@ def test_slices_equal_the_index(file: str, device: int, true: dict[str, int]) ->
 
 
 def true_totals() -> list[tuple[str, int, int]]:
-    if not TRACES.is_dir():
-        return []
-    found, file = [], ""
-    for line in (TRACES / "INDEX.md").read_text(encoding="utf-8").splitlines():
-        if heading := re.match(r"### `(\S+)`", line):
-            file = heading[1]
-        if (match := re.match(r"- kernels ([\d,]+), total ([\d,]+) ns", line)) and file.startswith("nsys-sqlite/"):
+    found = []
+    for file, line in index_lines():
+        if match := re.match(r"- kernels ([\d,]+), total ([\d,]+) ns", line):
             found.append((file, int(match[1].replace(",", "")), int(match[2].replace(",", ""))))
+    assert found or not TRACES.is_dir()
     return found
 
 

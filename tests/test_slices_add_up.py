@@ -13,7 +13,7 @@ from infprof.diagnosis import Options, analyze
 from infprof.errors import UsageError
 from infprof.measures import intervals as iv
 from infprof.measures.host import HostLimits
-from infprof.measures.idle import IdleLimits, IdleModel
+from infprof.measures.idle import CAUSE, IdleLimits, IdleModel
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
 from infprof.measures.slices import device_time
@@ -199,7 +199,7 @@ def test_slices_are_a_count_of_nanoseconds(trace: t.Trace, scope: Intervals, ste
         assert (gaps.causes >= 0).all()
         assert gaps.causes.sum(axis=0).tolist() == gaps.lengths.tolist()
         assert members(Intervals(gaps.starts, gaps.ends)) == members(scope) - members(model.busy(device))
-        assert (gaps.explained_ns >= 0).all() and (gaps.after_sync_ns >= 0).all()
+        assert (gaps.explained_ns >= 0).all() and (gaps.explained_ns <= gaps.causes[CAUSE["dependency"]]).all()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -43,7 +43,7 @@ from infprof.results import (
 from infprof.results import Scope as MeasureScope
 from infprof.rules import RuleSet, Thresholds, evaluate, load
 from infprof.trace import Trace
-from infprof.verdict import COLLECT_NODES, TraceFacts, device_verdict, problems_of, trace_verdict
+from infprof.verdict import COLLECT_NODES, LOW, TraceFacts, device_verdict, problems_of, trace_verdict
 
 MAX_KERNEL_ROWS = 1000
 # A steady part of few operations must be this share of the trace to be one.
@@ -98,33 +98,28 @@ class _Analysis:
             if self.options.range_name is not None:
                 raise UsageError("--range: no GPU operation was recorded, so no range can be projected to the GPU.")
             return self._empty()
-        steady = self._steady_part()
+        t = self.thresholds
+        host_limits = HostLimits(t.first_launch_factor, t.startup_stall_ns, t.stdin_read_ns)
+        first_look = IdleModel(self.prepared, IdleLimits(t.kernel_gap_ns, host_limits), None)
+        steady = self._steady_part(first_look)
         scope = self._scope(steady)
-        model = IdleModel(self.prepared, self._idle_limits(), steady.start_ns)
-        limits = MeasureLimits(
-            self.thresholds.unexplained_max, self.thresholds.small_kernel_ns, self.thresholds.small_copy_bytes
-        )
+        model = first_look.after_startup(steady.start_ns)
+        limits = MeasureLimits(t.unexplained_max, t.small_kernel_ns, t.small_copy_bytes)
         # A device of which no operation had usable times says nothing.
         used = np.unique(self.prepared.operations.device).tolist()
         devices = sorted(used, key=lambda d: self.trace.devices[d].id)
         analyses = [analyze_device(self.prepared, model, d, scope.intervals, limits) for d in devices]
         unusable = self._unusable(steady, scope, analyses)
-        verdicts = [unusable or device_verdict(a, self.thresholds, self.prepared) for a in analyses]
+        verdicts = [unusable or device_verdict(a, self.thresholds) for a in analyses]
         focus = self._focus(analyses)
         self._note_problems(analyses, scope)
         if len(analyses) > 1 and len({(v.cls, v.cause) for v in verdicts}) > 1:
             verdicts[focus].sentence += self._other_devices(analyses, verdicts, focus)
-        result = self._assemble(scope, analyses, verdicts, focus, unusable)
-        return result
+        return self._assemble(scope, analyses, verdicts, focus, unusable)
 
     # --- what to look at -------------------------------------------------------------------------------------------
 
-    def _idle_limits(self) -> IdleLimits:
-        t = self.thresholds
-        return IdleLimits(t.kernel_gap_ns, HostLimits(t.first_launch_factor, t.startup_stall_ns, t.stdin_read_ns))
-
-    def _steady_part(self) -> SteadyPart:
-        first_look = IdleModel(self.prepared, self._idle_limits(), None)
+    def _steady_part(self, first_look: IdleModel) -> SteadyPart:
         steady = steady_part(self.prepared, first_look, self.thresholds.startup_stall_ns)
         low, _ = span(self.prepared)
         if steady.start_ns > low and self.options.window == "auto" and self.options.range_name is None:
@@ -258,12 +253,17 @@ class _Analysis:
         tables = {a.device: kernel_table(self.prepared, a.rows, a.device) for a in analyses}
         findings, not_evaluated = [], []
         verdict = verdicts[focus]
-        if unusable is None:
+        short = unusable is None and self._is_short(verdicts)
+        if unusable is None and not short:
             context = _Context(self.prepared, analyses[focus], tables[analyses[focus].device], self.thresholds)
             evaluation = evaluate(self.rules, context, self.options.scenario)
             findings, not_evaluated = evaluation.findings, evaluation.not_evaluated
         else:
-            not_evaluated = [NotEvaluated(r.id, "a trace that can be judged") for r in self.rules.rules if not r.states]
+            not_evaluated = [
+                NotEvaluated(r.id, "a longer trace" if short else "a trace that can be judged")
+                for r in self.rules.rules
+                if not r.states
+            ]
         for one in {id(v): v for v in verdicts}.values():
             stating = self.rules.stating(one.cls, one.cause)
             if stating is not None:
@@ -295,6 +295,17 @@ class _Analysis:
             api_table=api_table(self.prepared, scope.intervals),
             timeline=timeline(self.trace, analyses),
         )
+
+    def _is_short(self, verdicts: list[Verdict]) -> bool:
+        """Whether so little was recorded that a class is a guess and findings would promise too much; says so."""
+        low, high = span(self.prepared)
+        if high - low >= self.thresholds.short_span_ns:
+            return False
+        text = f"The capture is too short to generalise: {(high - low) / 1e6:.3g} ms, perhaps one step. Findings are withheld."
+        self.problems.append(Problem("too-short", text))
+        for verdict in verdicts:
+            verdict.confidence = min(verdict.confidence, LOW)
+        return True
 
     def _device_result(self, analysis: DeviceAnalysis, verdict: Verdict) -> DeviceResult:
         device = self.trace.devices[analysis.device]
@@ -338,7 +349,7 @@ class _Analysis:
 
     def _note_problems(self, analyses: list[DeviceAnalysis], scope: Scope | None) -> None:
         for analysis in analyses:
-            self.problems += problems_of(analysis, self.thresholds)
+            self.problems += problems_of(analysis)
         trace, prepared = self.trace, self.prepared
         dropped, kept = trace.dropped_operations, len(prepared.operations)
         if dropped:

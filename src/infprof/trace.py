@@ -36,16 +36,21 @@ EVENT_SYNC, STREAM_WAIT_EVENT, STREAM_SYNC, CONTEXT_SYNC = range(1, 5)
 # What a row of ``ranges`` is.
 PUSH_POP, START_END = range(2)
 
+# What every operation on a GPU has.
+_ON_GPU = {
+    "start": "time",
+    "end": "time",
+    "process": "processes",
+    "device": "devices",
+    "stream": "streams",
+    "correlation": "id",
+}
+
 # name → {column: what it holds}. "time" and "count" and "id" columns are int64, "value" is float64; every other word
 # names the list that an index column points into.
 SCHEMA: dict[str, dict[str, str]] = {
     "kernels": {
-        "start": "time",
-        "end": "time",
-        "process": "processes",
-        "device": "devices",
-        "stream": "streams",
-        "correlation": "id",
+        **_ON_GPU,
         "name": "strings",
         "short_name": "strings",
         "grid_blocks": "count",
@@ -54,21 +59,11 @@ SCHEMA: dict[str, dict[str, str]] = {
     },
     # CUDA graphs traced whole: one row per launch, no kernels inside.
     "graphs": {
-        "start": "time",
-        "end": "time",
-        "process": "processes",
-        "device": "devices",
-        "stream": "streams",
-        "correlation": "id",
+        **_ON_GPU,
         "graph": "id",
     },
     "copies": {
-        "start": "time",
-        "end": "time",
-        "process": "processes",
-        "device": "devices",
-        "stream": "streams",
-        "correlation": "id",
+        **_ON_GPU,
         "bytes": "count",
         "kind": "COPY_KIND_NAMES",
         "src": "memory kind",
@@ -76,21 +71,11 @@ SCHEMA: dict[str, dict[str, str]] = {
         "tool_kind": "id",
     },
     "memsets": {
-        "start": "time",
-        "end": "time",
-        "process": "processes",
-        "device": "devices",
-        "stream": "streams",
-        "correlation": "id",
+        **_ON_GPU,
         "bytes": "count",
     },
     "syncs": {
-        "start": "time",
-        "end": "time",
-        "process": "processes",
-        "device": "devices",
-        "stream": "streams",
-        "correlation": "id",
+        **_ON_GPU,
         "kind": "EVENT_SYNC, STREAM_WAIT_EVENT, STREAM_SYNC, CONTEXT_SYNC",
     },
     "api_calls": {

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from infprof.measures.device import DeviceAnalysis
-from infprof.measures.operations import Prepared
 from infprof.results import Measures, Problem, Verdict
 from infprof.rules import Thresholds
 
@@ -33,8 +32,8 @@ _CAUSE_WORDS = {
     "module-load": "loading modules or compiling kernels",
     "io": "waiting for files or peers",
     "cpu-contention": "runnable but not running",
-    "dependency": "waiting for something the trace does not explain",
-    "unknown": "doing something that the trace does not show",
+    "dependency": "with work queued that waits for something the trace does not explain",
+    "unknown": "for reasons that the trace does not show",
 }
 
 
@@ -102,7 +101,7 @@ def trace_verdict(facts: TraceFacts, thresholds: Thresholds, diagnostics: list[t
     return None
 
 
-def device_verdict(analysis: DeviceAnalysis, thresholds: Thresholds, prepared: Prepared) -> Verdict:
+def device_verdict(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
     """The class of one device in one scope, from its measures."""
     m = analysis.measures
     no_demand, profiler = _value(m, "no_demand_ratio"), _value(m, "profiler_ratio")
@@ -142,9 +141,8 @@ def _class_of_rest(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
     passing = {cls: share for cls, (share, limit) in shares.items() if share >= limit}
     if not passing:
         return _busy(analysis, thresholds)
-    # Once one passes, the largest of the three is the class: a cause just under its own limit may be larger.
-    lowest = min(limit for limit in (thresholds.exposed_comm, thresholds.host_copy))
-    passing = {c: share for c, (share, _) in shares.items() if share >= lowest}
+    # Once one passes, a larger one that misses its own limit by a hair is the class all the same.
+    passing = {c: share for c, (share, limit) in shares.items() if share >= limit - thresholds.near_miss}
     cls = max(passing, key=lambda c: passing[c])
     share = passing[cls]
     if share < thresholds.winner_min and _value(m, "compute_ratio") > thresholds.compute_max:
@@ -173,7 +171,7 @@ def _communication(m: Measures, share: float, thresholds: Thresholds) -> Verdict
     if spread is not None and spread >= thresholds.straggler_share:
         cause, why = "straggler", f"{_pct(float(spread))} of it waits for the last device to arrive"
     elif rate is not None and peak and rate >= thresholds.volume_bandwidth_share * peak:
-        cause, why = "volume", f"messages move at {rate / 1e9:.1f} GB/s, near what the link gives"
+        cause, why = "volume", f"messages move at {rate / 1e9:.1f} GB/s, over half of what the link gives"
     elif rate is not None:
         why = f"messages move at {rate / 1e9:.1f} GB/s, which no link explains"
     return Verdict(
@@ -230,8 +228,12 @@ def _bubble(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
     demand = max(_value(m, "demand_ns"), 1)
     ordered = sorted(causes, key=lambda c: (-causes[c], c))
     cause = ordered[0]
-    confidence = SURE if cause not in ("dependency", "unknown") else LOW
-    sentence = f"The GPU waits for the host for {_pct(share)} of the time, mostly while the launching thread is {_CAUSE_WORDS[cause]}"
+    # What nothing explains is idle time, but not proven to be the host's.
+    known = cause not in ("dependency", "unknown")
+    who = "waits for the host" if known else "is idle"
+    during = f"while the launching thread is {_CAUSE_WORDS[cause]}" if known else _CAUSE_WORDS[cause]
+    sentence = f"The GPU {who} for {_pct(share)} of the time, mostly {during}"
+    confidence = SURE if known else LOW
     second = ordered[1]
     if causes[cause] - causes[second] < thresholds.close_call * demand:
         confidence = min(confidence, 0.6)
@@ -288,7 +290,7 @@ def _confidence(analysis: DeviceAnalysis) -> tuple[float, list[str]]:
     return confidence, doubts
 
 
-def problems_of(analysis: DeviceAnalysis, thresholds: Thresholds) -> list[Problem]:
+def problems_of(analysis: DeviceAnalysis) -> list[Problem]:
     """What the reader of this device's figures must know."""
     m, out = analysis.measures, []
     if analysis.unexplained_excluded:

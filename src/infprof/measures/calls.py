@@ -31,7 +31,6 @@ _CUDA_KINDS = (
 _LAUNCHERS = r"Launch(?!Attribute)"
 _GRAPH_LAUNCHERS = r"GraphLaunch"
 _PINNED_ALLOCATORS = r"HostAlloc|MallocHost|HostRegister|MemAllocHost"
-_CAPTURES = r"Capture|GraphInstantiate|GraphExec(Create|Update)"
 
 _OS_KINDS = (
     (TERMINAL, r"^_?(IO_)?(f?getc|getchar|fgets|gets|getline|getdelim|v?f?scanf|readline)(_unlocked)?$"),
@@ -83,11 +82,6 @@ def pinned_allocators(names: Sequence[str]) -> BoolArray:
     return matching(names, _PINNED_ALLOCATORS)
 
 
-def captures(names: Sequence[str]) -> BoolArray:
-    """Which names record or instantiate CUDA graphs."""
-    return matching(names, _CAPTURES)
-
-
 class ThreadCalls:
     """The calls of each thread in order, outermost ones only: runtime calls hold the driver calls they make.
 
@@ -95,6 +89,7 @@ class ThreadCalls:
     """
 
     def __init__(self, table: Table) -> None:
+        self._table = table
         start, end, thread = table["start"], table["end"], table["thread"]
         order = np.lexsort((-end, start, thread))
         self.outer: IntArray = np.arange(len(table), dtype=np.int64)
@@ -108,3 +103,10 @@ class ThreadCalls:
             tops = rows[mask]
             self.outer[rows] = tops[np.cumsum(mask) - 1]
             self.rows[number] = tops
+
+    def times(self, thread: int) -> tuple[IntArray, IntArray]:
+        """Start and end of the thread's outermost calls. They do not overlap; where clocks say so, the later gives way."""
+        starts, ends = (self._table[column][self.rows[thread]] for column in ("start", "end"))
+        if len(starts) > 1:
+            starts = np.maximum(starts, np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]]))
+        return starts, ends

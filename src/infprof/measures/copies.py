@@ -30,7 +30,6 @@ class DeviceCopies:
     def __init__(self, prepared: Prepared, time: DeviceTime, rows: BoolArray) -> None:
         ops, table = prepared.operations, prepared.trace.copies
         self.prepared, self.time = prepared, time
-        self.collected = table is not None
         chosen = np.flatnonzero(rows & (ops.kind == op.COPY))
         at = ops.row[chosen]
         empty = np.empty(0, dtype=np.int64)

@@ -57,7 +57,7 @@ def analyze_device(
     ops = prepared.operations
     time = device_time(prepared, model, device, scope)
     # A kernel that the scope cuts still belongs to it.
-    rows = (ops.device == device) & (iv.covered(scope, ops.start, ops.end) > 0)
+    rows = (ops.device == device) & iv.overlaps(scope, ops.start, ops.end)
     processes = np.unique(ops.process[ops.device == device])
     measures = Measures()
     excluded = _add_time(measures, time, limits)

@@ -14,7 +14,8 @@ from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
 from infprof.trace import MODULE_LOAD, PROFILER, IntArray
 
-# Labels of a stretch of a thread's time. OUTSIDE = in no recorded call: the program's own code.
+# Labels of a stretch of a thread's time. OUTSIDE = in no recorded call: the program's own code. LONG_CUDA = another CUDA
+# call long enough to be loading, if it is part of start-up.
 (
     OUTSIDE,
     LAUNCH,
@@ -27,8 +28,9 @@ from infprof.trace import MODULE_LOAD, PROFILER, IntArray
     POLL,
     TERMINAL,
     PROFILER_TIME,
-) = range(11)
-LABELS = 11
+    LONG_CUDA,
+) = range(12)
+LABELS = 12
 
 _OF_CUDA = {
     calls.LAUNCH: LAUNCH,
@@ -64,15 +66,11 @@ class _Timeline(NamedTuple):
 
 
 class HostTimelines:
-    """Timelines of threads, built when first asked for.
+    """Timelines of threads, built when first asked for."""
 
-    ``steady_ns``: other CUDA calls over ``startup_stall_ns`` that begin before this time count as module load.
-    """
-
-    def __init__(self, prepared: Prepared, limits: HostLimits, steady_ns: int | None) -> None:
+    def __init__(self, prepared: Prepared, limits: HostLimits) -> None:
         self._prepared = prepared
         self._limits = limits
-        self._steady_ns = steady_ns
         self._timelines: dict[int, _Timeline] = {}
         self._retry_windows: Intervals | None = None
         self._compile_names: IntArray | None = None
@@ -126,10 +124,6 @@ class HostTimelines:
         rows = prepared.thread_calls.rows[thread]
         rows = rows[prepared.api_kinds[table["name"][rows]] == calls.SYNC]
         return iv.union(table["start"][rows], table["end"][rows])
-
-    def stalled_launches(self) -> IntArray:
-        """Rows of launch calls that loaded or compiled a kernel: its first launch, far longer than the median one."""
-        return self._stalls
 
     # --- building --------------------------------------------------------------------------------------------------
 
@@ -228,19 +222,11 @@ class HostTimelines:
         if table is None or prepared.thread_calls is None or thread not in prepared.thread_calls.rows:
             return _nothing()
         rows = prepared.thread_calls.rows[thread]
-        starts, ends = table["start"][rows], table["end"][rows]
-        # Calls of one thread do not overlap; where clocks say so, the later one gives way.
-        starts = (
-            np.maximum(starts, np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])) if len(rows) else starts
-        )
+        starts, ends = prepared.thread_calls.times(thread)
         kinds = prepared.api_kinds[table["name"][rows]]
         labels = np.array([_OF_CUDA[k] for k in range(6)], dtype=np.int64)[kinds]
         labels[np.isin(rows, self._stalls)] = MODULE
-        if self._steady_ns is not None:
-            early = (starts < self._steady_ns) & (ends - starts > self._limits.startup_stall_ns)
-        else:
-            early = ends - starts > self._limits.startup_stall_ns
-        labels[(kinds == calls.OTHER_CUDA) & early] = MODULE
+        labels[(kinds == calls.OTHER_CUDA) & (ends - starts > self._limits.startup_stall_ns)] = LONG_CUDA
         # Waiting for the device and freeing inside an allocation retry is the allocator's doing.
         retries = self._retries()
         labels[(kinds != calls.LAUNCH) & (kinds != calls.COPY) & iv.contains(retries, starts)] = ALLOCATOR
@@ -265,10 +251,7 @@ class HostTimelines:
         if table is None or self._os_calls is None or thread not in self._os_calls.rows:
             return _nothing()
         rows = self._os_calls.rows[thread]
-        starts, ends = table["start"][rows], table["end"][rows]
-        starts = (
-            np.maximum(starts, np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])) if len(rows) else starts
-        )
+        starts, ends = self._os_calls.times(thread)
         kinds = self._os_kinds[table["name"][rows]]
         labels = np.array([_OF_OS[k] for k in range(5)], dtype=np.int64)[kinds]
         ends = self._bridge_polls(thread, starts, ends, kinds)

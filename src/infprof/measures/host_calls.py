@@ -30,7 +30,7 @@ def calls_in(prepared: Prepared, scope: Intervals, processes: IntArray) -> IntAr
     table = prepared.trace.api_calls
     if table is None:
         return np.empty(0, dtype=np.int64)
-    inside = iv.covered(scope, table["start"], np.maximum(table["end"], table["start"] + 1)) > 0
+    inside = iv.overlaps(scope, table["start"], table["end"])
     return np.flatnonzero(inside & np.isin(table["process"], processes))
 
 

@@ -7,7 +7,8 @@ the hardware's turn-around, the rest a dependency. The parts of a gap add up to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import copy
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -48,8 +49,6 @@ class IdleGaps:
     new_kernel: BoolArray  # loading or compiling a kernel made the gap
     explained_ns: IntArray  # part of the dependency during which another device was busy
     causes: IntArray
-    # Time that became `sync` from the thread's own code after a wait, per gap: the host part of the loop.
-    after_sync_ns: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def lengths(self) -> IntArray:
@@ -60,18 +59,29 @@ class IdleGaps:
 
 
 class IdleModel:
-    """Attributes gaps. One per trace and steady-part start; gaps of any scope and device can be asked for."""
+    """Attributes gaps; those of any scope and device can be asked for.
+
+    ``steady_ns``: where start-up ends, None while that is not known: until then long context and capture calls count as
+    loading, later ones as host work.
+    """
 
     def __init__(self, prepared: Prepared, limits: IdleLimits, steady_ns: int | None) -> None:
         self._prepared = prepared
         self._limits = limits
-        self.timelines = HostTimelines(prepared, limits.host, steady_ns)
+        self._steady_ns = steady_ns
+        self.timelines = HostTimelines(prepared, limits.host)
         self._busy: dict[int, Intervals] = {}
         self._peers: dict[int, Intervals] = {}
         self._waits: dict[int, Intervals] = {}
         self._pure_waits: dict[int, Intervals] = {}
         self._new_kernel_launches: IntArray | None = None
         self._dropped = self._dropped_launch_times()
+
+    def after_startup(self, steady_ns: int) -> IdleModel:
+        """The same model, timelines included, once it is known where start-up ends."""
+        model = copy.copy(self)
+        model._steady_ns = steady_ns
+        return model
 
     def busy(self, device: int) -> Intervals:
         """When the device ran anything."""
@@ -127,7 +137,6 @@ class IdleModel:
         held = np.zeros(count, dtype=np.bool_)
         new_kernel = np.zeros(count, dtype=np.bool_)
         explained = np.zeros(count, dtype=np.int64)
-        after_sync = np.zeros(count, dtype=np.int64)
         launch = np.where(operation >= 0, ops.launch[operation], -1) if len(ops) else np.full(count, -1)
         known = launch >= 0
         lost = known & self._lost_between(operation, launch)
@@ -157,9 +166,8 @@ class IdleModel:
                     causes,
                     held,
                     new_kernel,
-                    after_sync,
                 )
-        return IdleGaps(starts, ends, operation, thread, held, new_kernel, explained, causes, after_sync)
+        return IdleGaps(starts, ends, operation, thread, held, new_kernel, explained, causes)
 
     def _split_host(
         self,
@@ -172,36 +180,39 @@ class IdleModel:
         causes: IntArray,
         held: BoolArray,
         new_kernel: BoolArray,
-        after_sync: IntArray,
     ) -> None:
         """The host part of gaps that one thread ended: its time by label, translated into causes, in place."""
         lines = self.timelines
         is_held = self.held(thread, origin)
         held[chosen] = is_held
-        spent = np.zeros((host.LABELS, len(starts)), dtype=np.int64)
-        waiting = ends > starts
-        spent[:, waiting] = lines.spent(thread, starts[waiting], ends[waiting])
+        spent = lines.spent(thread, starts, ends)
         outside = spent[host.OUTSIDE]
         poll_demand, poll_work = self._split_polls(thread, starts, ends, spent[host.POLL])
-        compiled = self._compiles_new_kernel(thread, starts, ends, launch, spent[host.MODULE])
-        new_kernel[chosen] = compiled | ((spent[host.MODULE] > 0) & np.isin(launch, self._first_launches()))
+        if self._steady_ns is None:
+            loading = spent[host.LONG_CUDA]
+        else:
+            loading = np.where(starts < self._steady_ns, spent[host.LONG_CUDA], 0)
+        module = spent[host.MODULE] + loading
+        compiled = self._compiles_new_kernel(thread, starts, ends, launch, module)
+        new_kernel[chosen] = compiled | ((module > 0) & np.isin(launch, self._first_launches()))
         to_module = np.where(compiled, outside, 0)
         rest = outside - to_module
         to_sync = np.where(is_held, rest, 0)
-        after_sync[chosen] = to_sync
         add = {
             "launch": spent[host.LAUNCH],
             "sync": spent[host.SYNC] + to_sync,
             "allocator": spent[host.ALLOCATOR],
-            "module-load": spent[host.MODULE] + to_module,
-            "host-work": spent[host.OTHER_CUDA] + rest - to_sync + poll_work,
+            "module-load": module + to_module,
+            "host-work": spent[host.OTHER_CUDA] + spent[host.LONG_CUDA] - loading + rest - to_sync + poll_work,
             "lock": spent[host.LOCK],
             "io": spent[host.IO],
             "no-demand": spent[host.TERMINAL] + poll_demand,
             "profiler": spent[host.PROFILER_TIME],
         }
         for cause, amount in add.items():
-            causes[CAUSE[cause]][chosen] += amount
+            # Untouched rows of the zeroed array take no memory.
+            if amount.any():
+                causes[CAUSE[cause]][chosen] += amount
 
     def held(self, thread: int, times: IntArray) -> BoolArray:
         """Whether the thread was held at each time: in a *Synchronize call, or in a copy call whose copy had begun."""

@@ -132,6 +132,14 @@ def covered(inside: Intervals, starts: IntArray, ends: IntArray) -> IntArray:
     return np.asarray(np.maximum(spent, 0), dtype=np.int64)
 
 
+def overlaps(inside: Intervals, starts: IntArray, ends: IntArray) -> BoolArray:
+    """Which query intervals [start, end) share at least 1 ns with the set; one of length zero counts as its first ns."""
+    if len(inside.starts) == 1:
+        found = (starts < inside.ends[0]) & (ends > inside.starts[0])
+        return np.asarray(found | ((starts == ends) & (starts == inside.starts[0])), dtype=np.bool_)
+    return np.asarray(covered(inside, starts, np.maximum(ends, starts + 1)) > 0, dtype=np.bool_)
+
+
 def measure_before(inside: Intervals, times: IntArray) -> IntArray:
     """How many ns of the set lie before each time."""
     if not len(inside.starts):

@@ -62,9 +62,6 @@ class DeviceTime:
             raise AssertionError(f"slices of device {self.device} add up to {total}, not to {self.window_ns} ns")
         return kept
 
-    def all_kernels(self) -> Intervals:
-        return iv.merge(self.compute, self.exposed_comm)
-
 
 def device_time(prepared: Prepared, model: IdleModel, device: int, scope: Intervals) -> DeviceTime:
     """The exact time accounting of one device inside a scope (a set of intervals)."""

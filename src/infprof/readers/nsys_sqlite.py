@@ -90,7 +90,6 @@ _COPY_LABELS = {
 # CUPTI's overhead types. Driver JIT, module loading and lazy loading are the program's cost, not the profiler's.
 _OVERHEAD_TYPES = {2: t.MODULE_LOAD, 6: t.MODULE_LOAD, 7: t.MODULE_LOAD, 8: t.COMMAND_BUFFER_FULL}
 
-_NVTX_MARKS_AND_RANGES = (34, 59, 60, 70, 71)
 _NVTX_PUSH_POP = (59, 70)
 _NVTX_START_END = (60, 71)
 _NVTX_DOMAINS = (75, 76)
@@ -399,8 +398,7 @@ class _Builder:
         """Dense string indexes for a column of StringIds ids; -1 where NULL; a placeholder where the id is missing."""
         if column is None:
             return np.full(rows, -1, dtype=np.int64)
-        ids, valid = column.values, column.is_valid()
-        unique = np.unique(ids[valid])
+        unique, which = _distinct(column.values if column.valid is None else column.values[column.valid])
         texts = self._fetch_strings(unique)
         dense = np.empty(len(unique), dtype=np.int64)
         for i, key in enumerate(unique.tolist()):
@@ -409,9 +407,11 @@ class _Builder:
                 self.missing_strings += 1
                 text = f"[{what} {key}]"
             dense[i] = self.strings.add(text)
-        if not len(unique):
-            return np.full(rows, -1, dtype=np.int64)
-        return np.where(valid, dense[np.minimum(np.searchsorted(unique, ids), len(unique) - 1)], -1)
+        if column.valid is None:
+            return dense[which]
+        names = np.full(rows, -1, dtype=np.int64)
+        names[column.valid] = dense[which]
+        return names
 
     # --- GPU tables ------------------------------------------------------------------------------------------------
 
@@ -472,7 +472,7 @@ class _Builder:
         # Within what leaves room for the span on both sides in int64.
         return int(np.clip(votes[support.index(max(support))], -(2.0**62), 2.0**62)) if votes else 0
 
-    def _gpu_table(self, name: str, table: str, what: str, extra: Sequence[str]) -> tuple[Any, ...] | None:
+    def _gpu_table(self, table: str, what: str, extra: Sequence[str]) -> tuple[Any, ...] | None:
         """Columns shared by everything that runs on a GPU, rows with usable times only: (columns, base columns)."""
         if not self.file.has(table, "start", "end"):
             return None
@@ -510,7 +510,7 @@ class _Builder:
             "blockZ",
             "graphNodeId",
         )
-        read = self._gpu_table("kernels", "CUPTI_ACTIVITY_KIND_KERNEL", "kernels", extra)
+        read = self._gpu_table("CUPTI_ACTIVITY_KIND_KERNEL", "kernels", extra)
         if read is None:
             return None
         columns, base = read
@@ -542,7 +542,7 @@ class _Builder:
         ).sorted_by("start")
 
     def _graphs(self) -> t.Table | None:
-        read = self._gpu_table("graphs", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "graph launches", ("graphId",))
+        read = self._gpu_table("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "graph launches", ("graphId",))
         if read is None:
             return None
         columns, base = read
@@ -551,7 +551,7 @@ class _Builder:
 
     def _copies(self) -> t.Table | None:
         extra = ("bytes", "copyKind", "srcKind", "dstKind")
-        read = self._gpu_table("copies", "CUPTI_ACTIVITY_KIND_MEMCPY", "copies", extra)
+        read = self._gpu_table("CUPTI_ACTIVITY_KIND_MEMCPY", "copies", extra)
         if read is None:
             return None
         columns, base = read
@@ -588,7 +588,7 @@ class _Builder:
         return mapping
 
     def _memsets(self) -> t.Table | None:
-        read = self._gpu_table("memsets", "CUPTI_ACTIVITY_KIND_MEMSET", "memsets", ("bytes",))
+        read = self._gpu_table("CUPTI_ACTIVITY_KIND_MEMSET", "memsets", ("bytes",))
         if read is None:
             return None
         columns, base = read
@@ -669,9 +669,9 @@ class _Builder:
     def _api_names(self, column: IntColumn, rows: int) -> IntArray:
         """Names without the version suffix (`cudaLaunchKernel_v7000`, `cudaGraphLaunch_v10000`)."""
         raw = self._names(column, rows, "call")
-        unique = np.unique(raw)
+        unique, which = _distinct(raw)
         plain = self.strings.add_all(re.sub(r"_v\d+$", "", self.strings.values[i]) if i >= 0 else "" for i in unique)
-        return plain[np.searchsorted(unique, raw)] if rows else raw
+        return plain[which] if rows else raw
 
     def _os_calls(self) -> t.Table | None:
         if not self.file.has("OSRT_API", "start", "end", "nameId"):
@@ -726,14 +726,16 @@ class _Builder:
     def _ranges(self) -> t.Table | None:
         if not self.file.has("NVTX_EVENTS", "start", "eventType"):
             return None
-        types = {r[0]: r[1] for r in self.file.rows("SELECT eventType, count(*) FROM NVTX_EVENTS GROUP BY eventType")}
-        if self.file.has("NVTX_EVENTS", "text", "globalTid") and types.get(_NVTX_THREAD_NAME):
-            for gtid, text in self.file.rows(
-                f"SELECT globalTid, text FROM NVTX_EVENTS WHERE eventType = {_NVTX_THREAD_NAME}"
-            ):
-                if isinstance(gtid, int) and text:
-                    self.thread_names[gtid] = str(text)
-        if set(types) <= {*_NVTX_DOMAINS, 33, _NVTX_THREAD_NAME} and any(types.get(k) for k in _NVTX_DOMAINS):
+        columns, text_columns = self.file.ints_and_texts(
+            "NVTX_EVENTS", ("start", "end", "eventType", "globalTid", "textId"), ("text",)
+        )
+        types = set(np.unique(columns["eventType"].values).tolist())
+        if _NVTX_THREAD_NAME in types and "text" in text_columns and "globalTid" in columns:
+            names = columns["eventType"].values == _NVTX_THREAD_NAME
+            for gtid, code in zip(columns["globalTid"].values[names], text_columns["text"].codes[names], strict=True):
+                if code >= 0:
+                    self.thread_names[int(gtid)] = text_columns["text"].values[code]
+        if types <= {*_NVTX_DOMAINS, 33, _NVTX_THREAD_NAME} and types & set(_NVTX_DOMAINS):
             self.problems.append(
                 Problem(
                     "nvtx-domains-only",
@@ -741,25 +743,19 @@ class _Builder:
                     "(binary payload extension incompatible). Update nsys or install an older `nvtx` package.",
                 )
             )
-        ranges = [k for k in (*_NVTX_PUSH_POP, *_NVTX_START_END) if types.get(k)]
-        where = f"eventType IN ({', '.join(map(str, ranges or [-1]))})"
-        payload = self._payload_columns(where)
-        texts = [
-            c
-            for c in ("text", "jsonText")
-            if c in self.file.tables["NVTX_EVENTS"]
-            and (c != "jsonText" or payload)
-            and self.file.any_row("NVTX_EVENTS", f"{c} IS NOT NULL AND {where}")
-        ]
-        columns, text_columns = self.file.ints_and_texts(
-            "NVTX_EVENTS", ("start", "end", "eventType", "globalTid", "textId", *payload), texts, where
-        )
+        is_range = np.isin(columns["eventType"].values, (*_NVTX_PUSH_POP, *_NVTX_START_END))
+        if not is_range.all():
+            columns = {k: c.take(is_range) for k, c in columns.items()}
+            text_columns = {k: c.take(is_range) for k, c in text_columns.items()}
         rows = len(columns["start"].values)
         text = np.full(rows, -1, dtype=np.int64)
         if "text" in text_columns:
             column = text_columns["text"]
-            dense = self.strings.add_all(column.values)
-            if len(dense):
+            # Only the texts of ranges: marks and names of categories are none of the Trace's.
+            used = np.unique(column.codes[column.codes >= 0])
+            dense = np.full(len(column.values), -1, dtype=np.int64)
+            dense[used] = self.strings.add_all(column.values[i] for i in used.tolist())
+            if len(used):
                 text = np.where(column.codes >= 0, dense[np.maximum(column.codes, 0)], -1)
         if "textId" in columns:
             registered = self._names(columns["textId"], rows, "range")
@@ -773,7 +769,7 @@ class _Builder:
             columns["end"] = columns["start"]
         keep = self._usable(columns, "ranges", zero_is_fine=True)
         kind = np.where(np.isin(columns["eventType"].values, _NVTX_START_END), t.START_END, t.PUSH_POP)
-        message = self._message_bytes(columns, payload, text_columns.get("jsonText"), text)
+        message = self._message_bytes(text, is_range)
         return (
             t.Table(
                 "ranges",
@@ -790,32 +786,30 @@ class _Builder:
             .sorted_by("start")
         )
 
-    def _payload_columns(self, where: str) -> list[str]:
-        present: list[str] = [
-            c
-            for c in ("uint64Value", "int64Value", "uint32Value", "int32Value")
-            if c in self.file.tables["NVTX_EVENTS"]
-        ]
-        looked = [*present, *(["jsonText"] if "jsonText" in self.file.tables["NVTX_EVENTS"] else [])]
-        if not looked:
-            return []
-        condition = " OR ".join(f"{c} IS NOT NULL" for c in looked)
-        return present if self.file.any_row("NVTX_EVENTS", f"({condition}) AND {where}") else []
+    def _message_bytes(self, name: IntArray, is_range: BoolArray) -> IntArray:
+        """The message size of communication ranges, from a plain payload or NCCL's extended one as JSON; -1 if none.
 
-    def _message_bytes(self, columns: dict[str, IntColumn], payload: list[str], texts: Any, name: IntArray) -> IntArray:
-        """The message size of communication ranges, from a plain payload or NCCL's extended one as JSON; -1 if none."""
-        rows = len(name)
-        size = np.full(rows, -1, dtype=np.int64)
+        ``is_range`` chooses the ranges among the rows of the table. Payloads are read only where such ranges exist.
+        """
+        size = np.full(len(name), -1, dtype=np.int64)
         is_nccl = np.array([bool(re.match(r"(?i)[nr]ccl", s)) for s in self.strings.values], dtype=np.bool_)
-        mine = (name >= 0) & is_nccl[np.maximum(name, 0)] if rows and len(is_nccl) else np.zeros(rows, dtype=np.bool_)
-        for column in payload:
-            if column in columns:
-                here = mine & columns[column].is_valid() & (size < 0)
-                size[here] = columns[column].values[here]
-        if texts is not None:
-            sizes = np.array([_json_message_size(v) for v in texts.values], dtype=np.int64)
-            here = mine & (texts.codes >= 0)
-            size[here] = np.where(sizes[texts.codes[here]] >= 0, sizes[texts.codes[here]], size[here])
+        if not is_nccl.any():
+            return size
+        mine = (name >= 0) & is_nccl[np.maximum(name, 0)]
+        if not mine.any():
+            return size
+        payloads = ("uint64Value", "int64Value", "uint32Value", "int32Value")
+        numbers, texts = self.file.ints_and_texts("NVTX_EVENTS", ("start", *payloads), ("jsonText",))
+        for column in payloads:
+            if column in numbers:
+                payload = numbers[column].take(is_range)
+                here = mine & payload.is_valid() & (size < 0)
+                size[here] = payload.values[here]
+        if "jsonText" in texts:
+            codes = texts["jsonText"].codes[is_range]
+            sizes = np.array([_json_message_size(v) for v in texts["jsonText"].values], dtype=np.int64)
+            here = mine & (codes >= 0)
+            size[here] = np.where(sizes[codes[here]] >= 0, sizes[codes[here]], size[here])
         return size
 
     def _memory_events(self) -> t.Table | None:
@@ -1024,6 +1018,18 @@ def _indexed(index: dict[int, int], values: IntArray, valid: BoolArray | None) -
     else:
         found = dense[np.minimum(np.searchsorted(unique, values), len(unique) - 1)]
     return found if valid is None else np.where(valid, found, -1)
+
+
+def _distinct(values: IntArray) -> tuple[IntArray, IntArray]:
+    """The distinct values, sorted, and where among them each value stands; ids are dense, so mostly without sorting."""
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    if high - low > 4 * len(values) + 1_000_000:
+        unique = np.unique(values)
+        return unique, np.searchsorted(unique, values)
+    seen = np.zeros(high - low + 1, dtype=np.bool_)
+    seen[values - low] = True
+    place = np.cumsum(seen) - 1
+    return np.flatnonzero(seen) + low if len(values) else np.empty(0, dtype=np.int64), place[values - low]
 
 
 def _distinct_pairs(a: IntArray, b: IntArray) -> list[tuple[int, int]]:

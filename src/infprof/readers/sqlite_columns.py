@@ -1,7 +1,6 @@
 """SQLite tables as NumPy columns: read-only, immutable, nothing left beside the file.
 
-Small tables go through the standard library, large ones through ADBC (six times faster than sqlite3's rows, see
-docs/speed.md); both give the same columns. A damaged table gives the rows before the damage, and says so.
+Small tables go through the standard library, large ones through ADBC (several times faster than sqlite3's rows); both give the same columns. A damaged table gives the rows before the damage, and says so.
 """
 
 from __future__ import annotations
@@ -51,6 +50,9 @@ class TextColumn:
     codes: IntArray
     values: list[str]
 
+    def take(self, rows: BoolArray) -> TextColumn:
+        return TextColumn(self.codes[rows], self.values)
+
 
 class SqliteFile:
     """One database. ``immutable`` False only for a private copy with its write-ahead log."""
@@ -88,9 +90,6 @@ class SqliteFile:
             return self._connection.execute(sql, parameters).fetchall()
         except DAMAGE:
             return []
-
-    def any_row(self, table: str, condition: str) -> bool:
-        return bool(self.rows(f"SELECT 1 FROM {_quoted(table)} WHERE {condition} LIMIT 1"))
 
     def ints(self, table: str, wanted: Sequence[str], where: str = "") -> dict[str, IntColumn]:
         """The wanted columns that the table has, as integers, all of the same length."""

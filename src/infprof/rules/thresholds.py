@@ -26,8 +26,10 @@ class Thresholds:
     compute_max: float
     unexplained_max: float
     low_confidence_rest: float
+    near_miss: float
     close_call: float
     too_short_span_ns: int
+    short_span_ns: int
     too_short_ops: int
     too_short_op_ns: int
     limiter_clear: float

@@ -195,7 +195,6 @@ class _Process:
         self.engines: dict[str, GpuOp] = {}
         self.live: list[tuple[int, int]] = []
         self.next_address = 0x7F0000000000
-        self.next_node = 1
         self.collectives = 0
 
 
