@@ -86,7 +86,8 @@ def _handle_other(error: Exception) -> NoReturn:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(message, file=sys.stderr)
             sys.exit(int(exit_code))
-        _fail(f"{message.rstrip('.')}. See `infprof --help`.", int(exit_code))
+        end = "" if message.endswith("?") else "."
+        _fail(f"{message.rstrip('.')}{end} See `infprof --help`.", int(exit_code))
     if os.environ.get("INFPROF_DEBUG"):
         raise error
     _fail(

@@ -848,7 +848,7 @@ def abilities(checks: list[Check]) -> list[Ability]:
 
     return [
         unless("analyze", "reading"),
-        unless("analyze an .nsys-rep", "reading", "nsys"),
+        unless("export an .nsys-rep", "reading", "nsys"),
         unless("record with nsys", "nsys", "driver", "gpus"),
         unless(
             "GPU counters",

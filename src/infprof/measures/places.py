@@ -38,7 +38,7 @@ class Places:
         self._device = prepared.trace.devices[analysis.device].id
 
     def where(self, selector: str, limit: int) -> list[Where]:
-        """The places of a selector that cost most, in order of time."""
+        """The places of a selector that cost most, the longest first."""
         family, _, rest = selector.partition(":")
         if family == "idle":
             return self._idle(rest.split(","), limit)
@@ -79,7 +79,7 @@ class Places:
                 if ops.kind[operation] == op.KERNEL and trace.kernels is not None:
                     name = trace.strings[trace.kernels["name"][ops.row[operation]]]
             out.append(self._where(int(gaps.starts[i]), int(gaps.ends[i]), stream, name))
-        return _in_order(out)
+        return out
 
     def _copies(self, which: str, limit: int) -> list[Where]:
         copies = self._analysis.copies
@@ -99,17 +99,15 @@ class Places:
             return self._sets(self._analysis.time.exposed_copy[which], limit)
         weights = np.where(chosen, exposed, 0)
         streams = self._prepared.trace.streams
-        return _in_order(
-            [
-                self._where(
-                    int(copies.start[i]),
-                    int(copies.end[i]),
-                    streams[copies.stream[i]].number,
-                    f"{copies.bytes[i]} bytes",
-                )
-                for i in _largest(weights, limit)
-            ]
-        )
+        return [
+            self._where(
+                int(copies.start[i]),
+                int(copies.end[i]),
+                streams[copies.stream[i]].number,
+                f"{copies.bytes[i]} bytes",
+            )
+            for i in _largest(weights, limit)
+        ]
 
     def _kernel_rows(self, which: str) -> BoolArray:
         prepared, rows = self._prepared, self._analysis.rows
@@ -129,7 +127,7 @@ class Places:
         for i in _largest(weights, limit):
             name = trace.strings[trace.kernels["name"][ops.row[i]]] if trace.kernels is not None else None
             out.append(self._where(int(ops.start[i]), int(ops.end[i]), trace.streams[ops.stream[i]].number, name))
-        return _in_order(out)
+        return out
 
     def _calls(self, which: str, limit: int) -> list[Where]:
         prepared, table = self._prepared, self._prepared.trace.api_calls
@@ -139,14 +137,10 @@ class Places:
         mine = rows[prepared.api_kinds[table["name"][rows]] == _CALL_KINDS[which]]
         length = (table["end"] - table["start"])[mine]
         strings = prepared.trace.strings
-        return _in_order(
-            [
-                self._where(
-                    int(table["start"][mine[i]]), int(table["end"][mine[i]]), None, strings[table["name"][mine[i]]]
-                )
-                for i in _largest(length, limit)
-            ]
-        )
+        return [
+            self._where(int(table["start"][mine[i]]), int(table["end"][mine[i]]), None, strings[table["name"][mine[i]]])
+            for i in _largest(length, limit)
+        ]
 
     def _profiler(self, limit: int) -> list[Where]:
         table = self._prepared.trace.overheads
@@ -158,9 +152,7 @@ class Places:
 
     def _sets(self, inside: Intervals, limit: int) -> list[Where]:
         length = inside.ends - inside.starts
-        return _in_order(
-            [self._where(int(inside.starts[i]), int(inside.ends[i]), None, None) for i in _largest(length, limit)]
-        )
+        return [self._where(int(inside.starts[i]), int(inside.ends[i]), None, None) for i in _largest(length, limit)]
 
     def _where(self, start: int, end: int, stream: int | None, name: str | None) -> Where:
         return Where(start, end, self._device, stream, name)
@@ -178,8 +170,3 @@ def _largest(weights: IntArray, limit: int) -> list[int]:
         kept = np.arange(len(weights))
     order = kept[np.argsort(-weights[kept], kind="stable")][:limit]
     return [int(i) for i in order if weights[i] > 0]
-
-
-def _in_order(places: list[Where]) -> list[Where]:
-    """Time order, so that a reader can walk through the trace."""
-    return sorted(places, key=lambda p: (p.start_ns, p.end_ns))
