@@ -32,7 +32,7 @@ bad() {
 find_python() {
     local candidate
     for candidate in ${PYTHON:+"$PYTHON"} "$root/.venv/bin/python" python3; do
-        if "$candidate" -c 'import adbc_driver_sqlite, pyarrow, typer, simpleeval, yaml' 2>/dev/null; then
+        if "$candidate" -c 'import numpy, typer, simpleeval, yaml' 2>/dev/null; then
             echo "$candidate"
             return
         fi
@@ -62,7 +62,7 @@ if [ -n "$python" ]; then
     fi
     infprof doctor >"$out/doctor.txt" 2>&1 || true
 else
-    bad "no Python here has infprof's dependencies (adbc-driver-sqlite, pyarrow, typer, simpleeval, pyyaml)"
+    bad "no Python here has infprof's dependencies (numpy, typer, simpleeval, pyyaml)"
 fi
 (nvidia-smi || true) >"$out/nvidia-smi.txt" 2>&1
 

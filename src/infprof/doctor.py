@@ -616,7 +616,7 @@ def _check_ptrace(machine: Machine) -> Check:
 
 # --- Python packages -------------------------------------------------------------------------------------------------
 
-_READERS = ("adbc-driver-manager", "adbc-driver-sqlite", "numpy", "pyarrow")
+_READERS = ("numpy", "pyyaml")
 _CUPTI_PACKAGES = ("nvidia-cuda-cupti", "nvidia-cuda-cupti-cu13", "nvidia-cuda-cupti-cu12", "nvidia-cuda-cupti-cu11")
 
 

@@ -91,8 +91,10 @@ def range_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[R
     spans = summed((projected.gpu_end - projected.gpu_start)[chosen])
     busy = summed(projected.gpu_sum_ns[chosen])
     kernels = summed(projected.kernels[chosen])
-    order = np.lexsort((names, -busy))[:limit]
     strings = prepared.trace.strings
+    # Nested ranges often launched the same: the outer one first.
+    alphabetical = np.argsort(np.argsort([strings[n] for n in names]))
+    order = np.lexsort((alphabetical, -host, -busy))[:limit]
     return [
         RangeRow(strings[names[i]], int(counts[i]), int(host[i]), int(spans[i]), int(busy[i]), int(kernels[i]))
         for i in order

@@ -28,7 +28,7 @@ class Reader(Protocol):
 
 
 def _readers() -> tuple[Reader, ...]:
-    # Imported on the first read, so that `infprof --help` loads neither numpy nor pyarrow.
+    # Imported on the first read, so that `infprof --help` does not load numpy.
     from infprof.readers.nsys_sqlite import NsysSqliteReader
 
     return (NsysSqliteReader(),)

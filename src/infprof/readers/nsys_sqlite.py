@@ -11,10 +11,11 @@ import gzip
 import json
 import re
 import shutil
+import sqlite3
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from infprof import trace as t
 from infprof.errors import InfprofError
 from infprof.readers.sqlite_columns import DAMAGE, IntColumn, SqliteFile, as_int
 from infprof.results import Problem
-from infprof.trace import BoolArray, IntArray
+from infprof.trace import BoolArray, FloatArray, IntArray
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 GZIP_MAGIC = b"\x1f\x8b"
@@ -120,8 +121,8 @@ class NsysSqliteReader:
         """
         problems: list[Problem] = []
         try:
-            with _readable(path, problems) as (readable, immutable):
-                file = SqliteFile(readable, immutable)
+            with _readable(path, problems) as readable:
+                file = SqliteFile(readable)
                 try:
                     return _Builder(file, path, problems).build()
                 finally:
@@ -137,11 +138,11 @@ class NsysSqliteReader:
 
 
 @contextmanager
-def _readable(path: Path, problems: list[Problem]) -> Iterator[tuple[Path, bool]]:
-    """A path that can be opened without touching the input, and whether to open it immutable.
+def _readable(path: Path, problems: list[Problem]) -> Iterator[Path]:
+    """A path that can be opened as immutable.
 
-    A compressed file is unpacked, and a file with a write-ahead log is copied with its log, into a private folder that
-    is removed at the end; any other file is opened where it lies.
+    A compressed file is unpacked, and a file with a write-ahead log is copied and its log worked in, in a private folder
+    that is removed at the end; any other file is opened where it lies.
     """
     with path.open("rb") as file:
         head = file.read(100)
@@ -155,7 +156,7 @@ def _readable(path: Path, problems: list[Problem]) -> Iterator[tuple[Path, bool]
                     shutil.copyfileobj(source, target, 1 << 20)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise InfprofError(f"{path} is a damaged gzip file ({error}): copy it again.") from None
-            yield unpacked, True
+            yield unpacked
         return
     if journal.exists() and journal.stat().st_size > 0:
         problems.append(
@@ -170,6 +171,8 @@ def _readable(path: Path, problems: list[Problem]) -> Iterator[tuple[Path, bool]
             copy = Path(folder) / "copy.sqlite"
             shutil.copyfile(path, copy)
             shutil.copyfile(log, copy.with_name(copy.name + "-wal"))
+            with closing(sqlite3.connect(copy)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             problems.append(
                 Problem(
                     "write-ahead-log",
@@ -177,7 +180,7 @@ def _readable(path: Path, problems: list[Problem]) -> Iterator[tuple[Path, bool]
                     "of both; rows written later are not in this diagnosis.",
                 )
             )
-            yield copy, False
+            yield copy
         return
     if head[18:20] == b"\x02\x02":
         problems.append(
@@ -186,7 +189,7 @@ def _readable(path: Path, problems: list[Problem]) -> Iterator[tuple[Path, bool]
                 "The file is in WAL mode and no log lies beside it: rows written last may be missing.",
             )
         )
-    yield path, True
+    yield path
 
 
 class _Builder:
@@ -726,7 +729,7 @@ class _Builder:
     def _ranges(self) -> t.Table | None:
         if not self.file.has("NVTX_EVENTS", "start", "eventType"):
             return None
-        columns, text_columns = self.file.ints_and_texts(
+        columns, text_columns, _ = self.file.columns(
             "NVTX_EVENTS", ("start", "end", "eventType", "globalTid", "textId"), ("text",)
         )
         types = set(np.unique(columns["eventType"].values).tolist())
@@ -799,7 +802,7 @@ class _Builder:
         if not mine.any():
             return size
         payloads = ("uint64Value", "int64Value", "uint32Value", "int32Value")
-        numbers, texts = self.file.ints_and_texts("NVTX_EVENTS", ("start", *payloads), ("jsonText",))
+        numbers, texts, _ = self.file.columns("NVTX_EVENTS", ("start", *payloads), ("jsonText",))
         for column in payloads:
             if column in numbers:
                 payload = numbers[column].take(is_range)
@@ -869,7 +872,7 @@ class _Builder:
                 ty, number = as_int(type_id), as_int(metric)
                 if ty is not None and number is not None and name is not None:
                     names[ty, number] = str(name)
-        columns, floats = self.file.ints_and_floats("GPU_METRICS", ("timestamp", "typeId", "metricId"), ("value",))
+        columns, _, floats = self.file.columns("GPU_METRICS", ("timestamp", "typeId", "metricId"), floats=("value",))
         type_id, metric = columns["typeId"].values, columns["metricId"].values
         name = np.full(len(metric), -1, dtype=np.int64)
         device = np.full(len(metric), -1, dtype=np.int64)
@@ -898,42 +901,42 @@ class _Builder:
 
     def _generic_events(self) -> t.Table | None:
         """GPU metrics of 2021–2023 exports: one JSON object per sample, values as strings, whole per cents."""
-        rows = self.file.rows("SELECT typeId, data FROM GENERIC_EVENT_TYPES")
+        described = self.file.rows("SELECT typeId, data FROM GENERIC_EVENT_TYPES")
         types = [
-            int(ty) for ty, data in rows if isinstance(ty, int) and re.search(r"GPU|SM Active|SMs Active", str(data))
+            ty for ty, data in described if isinstance(ty, int) and re.search(r"GPU|SM Active|SMs Active", str(data))
         ]
         if not types:
             return None
-        import pyarrow as pa
-        from pyarrow import json as pa_json
-
-        where = f"typeId IN ({', '.join(map(str, types))}) AND timestamp IS NOT NULL"
-        columns, texts = self.file.ints_and_texts("GENERIC_EVENTS", ("timestamp", "typeId"), ("data",), where)
+        columns, texts, _ = self.file.columns("GENERIC_EVENTS", ("timestamp", "typeId"), ("data",))
         data = texts["data"]
-        if not data.values:
-            return None
-        lines = "\n".join(v.replace("\n", " ") for v in data.values).encode()
-        try:
-            table = pa_json.read_json(pa.BufferReader(lines))
-        except pa.ArrowInvalid as error:
-            self.problems.append(Problem("counters-unreadable", f"GPU metrics could not be read: {error}."))
-            return None
-        if table.num_rows != len(data.values):
-            self.problems.append(
-                Problem("counters-unreadable", "GPU metrics could not be read: a sample is not one JSON object.")
-            )
-            return None
-        with_data = data.codes >= 0
-        codes = data.codes[with_data]
-        times, type_ids = columns["timestamp"].values[with_data], columns["typeId"].values[with_data]
-        devices = np.array([self._metric_device(int(ty)) for ty in type_ids], dtype=np.int64)
-        parts: list[tuple[IntArray, IntArray, IntArray, NDArray[np.float64]]] = []
-        for field in table.column_names:
-            values = np.array([_number(v) for v in table.column(field).to_pylist()], dtype=np.float64)[codes]
-            here = ~np.isnan(values)
+        rows = np.flatnonzero(
+            np.isin(columns["typeId"].values, types) & columns["timestamp"].is_valid() & (data.codes >= 0)
+        )
+        # Per field: the samples (indexes into data.values) that have it, and its values there.
+        fields: dict[str, tuple[list[int], list[float]]] = {}
+        for code in np.unique(data.codes[rows]).tolist():
+            try:
+                sample = json.loads(data.values[code]).items()
+            except (ValueError, AttributeError):
+                self.problems.append(
+                    Problem("counters-unreadable", "GPU metrics could not be read: a sample is not one JSON object.")
+                )
+                return None
+            for field, value in sample:
+                codes, values = fields.setdefault(field, ([], []))
+                codes.append(code)
+                values.append(_number(value))
+        times = columns["timestamp"].values[rows]
+        devices = _translate(columns["typeId"].values[rows], {ty: self._metric_device(ty) for ty in types}, -1)
+        parts: list[tuple[IntArray, IntArray, IntArray, FloatArray]] = []
+        for field, (codes, values) in fields.items():
+            by_code = np.full(len(data.values), np.nan)
+            by_code[codes] = values
+            value_of_row = by_code[data.codes[rows]]
+            here = ~np.isnan(value_of_row)
             if here.any():
                 metric = np.full(int(here.sum()), self.strings.add(field), dtype=np.int64)
-                parts.append((times[here], devices[here], metric, values[here]))
+                parts.append((times[here], devices[here], metric, value_of_row[here]))
         if not parts:
             return None
         time, device, metric, value = (np.concatenate(p) for p in zip(*parts, strict=True))

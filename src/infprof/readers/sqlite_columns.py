@@ -1,6 +1,7 @@
 """SQLite tables as NumPy columns: read-only, immutable, nothing left beside the file.
 
-Small tables go through the standard library, large ones through ADBC (several times faster than sqlite3's rows); both give the same columns. A damaged table gives the rows before the damage, and says so.
+Tables are read from their pages (sqlite_pages.py); SQLite itself reads what is not plain there, and damaged tables: those
+give the rows before the damage, and say so.
 """
 
 from __future__ import annotations
@@ -8,21 +9,22 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
 
+from infprof.readers.sqlite_pages import Pages, Texts, Unreadable
 from infprof.trace import BoolArray, FloatArray, IntArray
-
-# Below this many rows importing pyarrow (0.2 s) costs more than it saves.
-SMALL_TABLE_ROWS = 60_000
 
 # What reading a damaged file raises; Python decodes SQLite's own messages strictly, and they may quote the damage.
 DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
+
+# Up to this share of rows that only SQLite can read, asking it for each costs less than asking for all.
+FEW_ODD_ROWS = 0.1
 
 
 @dataclass
@@ -54,31 +56,41 @@ class TextColumn:
         return TextColumn(self.codes[rows], self.values)
 
 
-class SqliteFile:
-    """One database. ``immutable`` False only for a private copy with its write-ahead log."""
+class Columns(NamedTuple):
+    """The columns that were asked for, by name, all of the same length."""
 
-    def __init__(self, path: Path, immutable: bool = True) -> None:
+    ints: dict[str, IntColumn]
+    texts: dict[str, TextColumn]
+    floats: dict[str, FloatArray]  # NaN where NULL
+
+
+class SqliteFile:
+    """One database that nobody writes."""
+
+    def __init__(self, path: Path) -> None:
         # mode=ro alone would still want a lock and, for WAL files, a -shm beside the file.
-        options = "mode=ro&immutable=1" if immutable else "mode=rw"
-        self.uri = f"file:{quote(os.fsencode(path.resolve()))}?{options}"
-        # A row takes two bytes at least: in a damaged file a rowid may say anything.
-        self._most_rows = path.stat().st_size // 2
-        self._connection = sqlite3.connect(self.uri, uri=True)
+        uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro&immutable=1"
+        self._connection = sqlite3.connect(uri, uri=True)
         self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        self._adbc: Any = None
         # Tables whose end could not be read, with the number of rows that could.
         self.damaged: dict[str, int] = {}
-        names = [
-            row[0]
-            for row in self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
-        ]
-        self.tables: dict[str, list[str]] = {
-            name: [row[1] for row in self._connection.execute(f"PRAGMA table_info({_quoted(name)})")] for name in names
-        }
+        self.tables: dict[str, list[str]] = {}
+        self._roots: dict[str, int] = {}
+        for name, root in self._connection.execute(
+            "SELECT name, rootpage FROM sqlite_master WHERE type = 'table' ORDER BY name"
+        ).fetchall():
+            columns = self._connection.execute(f"PRAGMA table_xinfo({_quoted(name)})").fetchall()
+            self.tables[name] = [c[1] for c in columns if not c[6]]
+            # Generated columns are hidden, and a column of that type as key is the rowid: records do not hold them.
+            if isinstance(root, int) and not any(c[6] or (c[5] and str(c[2]).upper() == "INTEGER") for c in columns):
+                self._roots[name] = root
+        self._pages: Pages | None = None
+        with suppress(Unreadable):
+            self._pages = Pages(path)
 
     def close(self) -> None:
-        if self._adbc is not None:
-            self._adbc.close()
+        if self._pages is not None:
+            self._pages.close()
         self._connection.close()
 
     def has(self, table: str, *columns: str) -> bool:
@@ -91,86 +103,107 @@ class SqliteFile:
         except DAMAGE:
             return []
 
-    def ints(self, table: str, wanted: Sequence[str], where: str = "") -> dict[str, IntColumn]:
-        """The wanted columns that the table has, as integers, all of the same length."""
-        present = [c for c in wanted if c in self.tables[table]]
-        columns, _, _ = self._read(table, present, [], [], where)
-        return columns
+    def ints(self, table: str, wanted: Sequence[str]) -> dict[str, IntColumn]:
+        """The wanted columns that the table has, as integers."""
+        return self.columns(table, wanted).ints
 
-    def ints_and_texts(
-        self, table: str, wanted: Sequence[str], texts: Sequence[str], where: str = ""
-    ) -> tuple[dict[str, IntColumn], dict[str, TextColumn]]:
-        """As ``ints``, with text columns beside."""
-        present = [c for c in wanted if c in self.tables[table]]
-        present_texts = [c for c in texts if c in self.tables[table]]
-        columns, text_columns, _ = self._read(table, present, present_texts, [], where)
-        return columns, text_columns
+    def columns(
+        self, table: str, ints: Sequence[str] = (), texts: Sequence[str] = (), floats: Sequence[str] = ()
+    ) -> Columns:
+        """Those of the wanted columns that the table has."""
+        present = self.tables[table]
+        ints, texts, floats = ([c for c in names if c in present] for names in (ints, texts, floats))
+        try:
+            return self._from_pages(table, ints, texts, floats)
+        except (Unreadable, OSError, *DAMAGE):
+            return self._from_rows(table, ints, texts, floats)
 
-    def ints_and_floats(
-        self, table: str, wanted: Sequence[str], floats: Sequence[str]
-    ) -> tuple[dict[str, IntColumn], dict[str, FloatArray]]:
-        """As ``ints``, with float columns beside (NaN where NULL)."""
-        columns, _, float_columns = self._read(table, wanted, [], floats, "")
-        return columns, float_columns
-
-    def _read(
-        self, table: str, ints: Sequence[str], texts: Sequence[str], floats: Sequence[str], where: str
-    ) -> tuple[dict[str, IntColumn], dict[str, TextColumn], dict[str, FloatArray]]:
-        names = [*ints, *texts, *floats]
-        sql = f"SELECT {', '.join(_quoted(c) for c in names)} FROM {_quoted(table)}" + (
-            f" WHERE {where}" if where else ""
+    def _from_pages(self, table: str, ints: Sequence[str], texts: Sequence[str], floats: Sequence[str]) -> Columns:
+        """The columns from the table's pages, with the rows that are not plain from SQLite."""
+        if self._pages is None or table not in self._roots:
+            raise Unreadable("not a plain table")
+        order = self.tables[table]
+        wanted = ([order.index(c) for c in names] for names in (ints, floats, texts))
+        chunks = list(self._pages.cells(self._roots[table], len(order), *wanted))
+        read = Columns(
+            {name: _joined_ints([c.ints[i] for c in chunks]) for i, name in enumerate(ints)},
+            {name: _joined_texts([c.texts[i] for c in chunks]) for i, name in enumerate(texts)},
+            {name: np.concatenate([c.floats[i] for c in chunks]) for i, name in enumerate(floats)},
         )
-        rows = self._row_bound(table)
-        if rows > SMALL_TABLE_ROWS:
-            arrow = self._read_arrow(sql, rows)
-            if arrow is not None:
-                try:
-                    return _from_arrow(arrow, ints, texts, floats)
-                except UnicodeDecodeError:
-                    pass  # the plain way replaces the bytes that are no UTF-8
-        return self._read_plain(table, sql, ints, texts, floats)
+        first = np.cumsum([0, *(c.rows for c in chunks)]).tolist()
+        odd = np.concatenate([c.odd + f for c, f in zip(chunks, first, strict=False)])
+        if len(odd) > FEW_ODD_ROWS * first[-1]:
+            raise Unreadable("few plain rows")
+        if len(odd):
+            sql = f"{_select([*ints, *texts, *floats], table)} WHERE rowid = ?"
+            rowids = [rowid for c in chunks for rowid in c.rowids]
+            rows = [row for rowid in rowids for row in self._connection.execute(sql, (rowid,))]
+            _put(read, odd, _as_columns(rows, ints, texts, floats))
+        return read
 
-    def _row_bound(self, table: str) -> int:
-        """At least the number of rows; the largest rowid costs one look, a count reads the whole table."""
-        result = self.rows(f"SELECT max(rowid) FROM {_quoted(table)}")
-        if not result:
-            result = self.rows(f"SELECT count(*) FROM {_quoted(table)}")
-        bound = as_int(result[0][0]) if result else None
-        return min(bound or 0, self._most_rows)
-
-    def _read_arrow(self, sql: str, rows: int) -> Any:
-        """A pyarrow Table, or None where ADBC cannot (mixed types, damage): the plain way then says what is wrong."""
-        from adbc_driver_sqlite import dbapi
-
+    def _from_rows(self, table: str, ints: Sequence[str], texts: Sequence[str], floats: Sequence[str]) -> Columns:
+        """The columns as SQLite reads them, up to where the table is damaged."""
+        rows: list[tuple[Any, ...]] = []
         try:
-            if self._adbc is None:
-                self._adbc = dbapi.connect(self.uri)
-            with self._adbc.cursor() as cursor:
-                # ADBC takes a column's type from its first batch: one batch, so that leading NULLs do not decide.
-                cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": rows + 1})
-                cursor.execute(sql)
-                return cursor.fetch_arrow_table()
-        except (dbapi.Error, OSError, ValueError, OverflowError):
-            return None
-
-    def _read_plain(
-        self, table: str, sql: str, ints: Sequence[str], texts: Sequence[str], floats: Sequence[str]
-    ) -> tuple[dict[str, IntColumn], dict[str, TextColumn], dict[str, FloatArray]]:
-        fetched: list[tuple[Any, ...]] = []
-        try:
-            with closing(self._connection.execute(sql)) as cursor:
+            with closing(self._connection.execute(_select([*ints, *texts, *floats], table))) as cursor:
                 # In pieces, so that the rows before a damaged page are kept.
                 while piece := cursor.fetchmany(64):
-                    fetched.extend(piece)
+                    rows.extend(piece)
         except DAMAGE:
-            self.damaged[table] = len(fetched)
-        columns = list(zip(*fetched, strict=True)) if fetched else [()] * (len(ints) + len(texts) + len(floats))
-        n_ints, n_texts = len(ints), len(texts)
-        return (
-            {name: _int_column(columns[i]) for i, name in enumerate(ints)},
-            {name: _text_column(columns[n_ints + i]) for i, name in enumerate(texts)},
-            {name: _float_column(columns[n_ints + n_texts + i]) for i, name in enumerate(floats)},
-        )
+            self.damaged[table] = len(rows)
+        return _as_columns(rows, ints, texts, floats)
+
+
+def _select(columns: Sequence[str], table: str) -> str:
+    return f"SELECT {', '.join(_quoted(c) for c in columns)} FROM {_quoted(table)}"
+
+
+def _as_columns(
+    rows: Sequence[tuple[Any, ...]], ints: Sequence[str], texts: Sequence[str], floats: Sequence[str]
+) -> Columns:
+    columns = iter(zip(*rows, strict=True) if rows else [()] * (len(ints) + len(texts) + len(floats)))
+    return Columns(
+        {name: _int_column(next(columns)) for name in ints},
+        {name: _text_column(next(columns)) for name in texts},
+        {name: _float_column(next(columns)) for name in floats},
+    )
+
+
+def _joined_ints(parts: list[tuple[IntArray, BoolArray | None]]) -> IntColumn:
+    values = np.concatenate([v for v, _ in parts])
+    if all(valid is None for _, valid in parts):
+        return IntColumn(values, None)
+    return IntColumn(values, np.concatenate([IntColumn(v, valid).is_valid() for v, valid in parts]))
+
+
+def _joined_texts(parts: list[Texts]) -> TextColumn:
+    """One numbering of the texts of all chunks, by their hashes."""
+    index: dict[int, int] = {}
+    values: list[str] = []
+    codes = []
+    for part in parts:
+        for key, value in zip(part.hashes, part.values, strict=True):
+            if index.setdefault(key, len(values)) == len(values):
+                values.append(value.decode("utf-8", "replace"))
+        numbers = np.array([*(index[key] for key in part.hashes), -1], dtype=np.int64)
+        codes.append(numbers[part.codes])
+    return TextColumn(np.concatenate(codes), values)
+
+
+def _put(columns: Columns, at: IntArray, rows: Columns) -> None:
+    """Write ``rows`` into the columns at these positions."""
+    for name, ints in rows.ints.items():
+        column = columns.ints[name]
+        column.values[at] = ints.values
+        valid = column.is_valid()
+        valid[at] = ints.is_valid()
+        column.valid = None if valid.all() else valid
+    for name, texts in rows.texts.items():
+        known = columns.texts[name]
+        known.codes[at] = np.where(texts.codes >= 0, texts.codes + len(known.values), -1)
+        known.values.extend(texts.values)
+    for name, floats in rows.floats.items():
+        columns.floats[name][at] = floats
 
 
 def _quoted(name: str) -> str:
@@ -214,40 +247,3 @@ def _text_column(values: Sequence[Any]) -> TextColumn:
         count=len(values),
     )
     return TextColumn(codes, list(index))
-
-
-def _from_arrow(
-    table: Any, ints: Sequence[str], texts: Sequence[str], floats: Sequence[str]
-) -> tuple[dict[str, IntColumn], dict[str, TextColumn], dict[str, FloatArray]]:
-    import pyarrow as pa
-
-    def one(name: str) -> Any:
-        column = table.column(name)
-        return (
-            column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], pa.int64())])
-        )
-
-    int_columns, text_columns, float_columns = {}, {}, {}
-    for name in ints:
-        array = one(name)
-        if array.type == pa.int64():
-            valid = None if array.null_count == 0 else array.is_valid().to_numpy(zero_copy_only=False)
-            filled = array if valid is None else array.fill_null(0)
-            int_columns[name] = IntColumn(filled.to_numpy(zero_copy_only=False), valid)
-        else:
-            int_columns[name] = _int_column(array.to_pylist())
-    for name in texts:
-        array = one(name)
-        if array.type == pa.string():
-            encoded = array.dictionary_encode()
-            codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-            text_columns[name] = TextColumn(codes, encoded.dictionary.to_pylist())
-        else:
-            text_columns[name] = _text_column(array.to_pylist())
-    for name in floats:
-        array = one(name)
-        if array.type in (pa.int64(), pa.float64()):
-            float_columns[name] = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        else:
-            float_columns[name] = _float_column(array.to_pylist())
-    return int_columns, text_columns, float_columns
