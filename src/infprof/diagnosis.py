@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from infprof import __version__
+from infprof.distinct import distinct_values
 from infprof.errors import UsageError
 from infprof.measures import calls
 from infprof.measures import intervals as iv
@@ -106,7 +107,7 @@ class _Analysis:
         model = first_look.after_startup(steady.start_ns)
         limits = MeasureLimits(t.unexplained_max, t.small_kernel_ns, t.small_copy_bytes)
         # A device of which no operation had usable times says nothing.
-        used = np.unique(self.prepared.operations.device).tolist()
+        used = distinct_values(self.prepared.operations.device).tolist()
         devices = sorted(used, key=lambda d: self.trace.devices[d].id)
         analyses = [analyze_device(self.prepared, model, d, scope.intervals, limits) for d in devices]
         unusable = self._unusable(steady, scope, analyses)
@@ -319,7 +320,9 @@ class _Analysis:
             name=device.name,
             process_ids=sorted(p for p in pids if p is not None),
             verdict=verdict,
-            kernels=KernelTotals(int(kernels.sum()), int((ops.end - ops.start)[kernels].sum()), len(np.unique(names))),
+            kernels=KernelTotals(
+                int(kernels.sum()), int((ops.end - ops.start)[kernels].sum()), len(distinct_values(names))
+            ),
             copies=copy_rows(analysis.copies, analysis.rows & (ops.kind == op.MEMSET)),
             slices=analysis.time.slices(),
         )

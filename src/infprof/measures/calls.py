@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from infprof.distinct import groups
 from infprof.measures import intervals as iv
 from infprof.trace import BoolArray, IntArray, Table
 
@@ -91,14 +92,14 @@ class ThreadCalls:
     def __init__(self, table: Table) -> None:
         self._table = table
         start, end, thread = table["start"], table["end"], table["thread"]
-        order = np.lexsort((-end, start, thread))
         self.outer: IntArray = np.arange(len(table), dtype=np.int64)
         self.rows: dict[int, IntArray] = {}
         if not len(table):
             return
-        threads, first = np.unique(thread[order], return_index=True)
-        for number, low, high in zip(threads.tolist(), first, [*first[1:], len(order)], strict=True):
-            rows = order[low:high]
+        for number, rows in groups(thread):
+            later = np.diff(start[rows])
+            if (later < 0).any() or ((later == 0) & (np.diff(end[rows]) > 0)).any():
+                rows = rows[np.lexsort((-end[rows], start[rows]))]
             mask = iv.outermost(start[rows], end[rows])
             tops = rows[mask]
             self.outer[rows] = tops[np.cumsum(mask) - 1]

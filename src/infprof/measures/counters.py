@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from infprof.distinct import groups
 from infprof.measures import intervals as iv
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
@@ -51,15 +52,11 @@ def read_counters(prepared: Prepared, device: int, busy: Intervals, scope: Inter
     mine = np.flatnonzero((table["device"] == device) & iv.contains(scope, table["time"]))
     if not len(mine):
         return None
-    metric = table["metric"][mine]
-    order = np.argsort(metric, kind="stable")
-    mine, metric = mine[order], metric[order]
-    ids, first = np.unique(metric, return_index=True)
     found: dict[str, list[tuple[IntArray, FloatArray]]] = {}
-    for index, low, high in zip(ids.tolist(), first, np.append(first[1:], len(metric)), strict=True):
+    for index, positions in groups(table["metric"][mine]):
         name = _measure_of(strings[index])
         if name is not None:
-            rows = mine[low:high]
+            rows = mine[positions]
             found.setdefault(name, []).append((table["time"][rows], table["value"][rows] / 100.0))
     live = _alive(found)
     if live is None:

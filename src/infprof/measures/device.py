@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from infprof.distinct import distinct_values
 from infprof.measures import host
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
@@ -58,7 +59,7 @@ def analyze_device(
     time = device_time(prepared, model, device, scope)
     # A kernel that the scope cuts still belongs to it.
     rows = (ops.device == device) & iv.overlaps(scope, ops.start, ops.end)
-    processes = np.unique(ops.process[ops.device == device])
+    processes = distinct_values(ops.process[ops.device == device])
     measures = Measures()
     excluded = _add_time(measures, time, limits)
     demand = int(measures.value("demand_ns") or 0)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from infprof.distinct import distinct_values, first_of_each
 from infprof.measures import calls
 from infprof.measures import intervals as iv
 from infprof.measures.host_calls import retry_windows
@@ -50,6 +51,10 @@ COMPILE_RANGE = re.compile(r"nvrtc|compil(?!ed)|autotun|auto_tun|\bjit\b", re.IG
 POLL_LOOP_NS = 1_000_000
 
 
+# Intervals that meet more stretches of a timeline than this are added up one by one.
+LONG = 16_384
+
+
 class HostLimits(NamedTuple):
     """Thresholds of the labels (from rules/thresholds.yaml), ns."""
 
@@ -87,24 +92,27 @@ class HostTimelines:
         if len(line.bounds) < 2:
             out[OUTSIDE] = ends - starts
             return out
-        lengths = np.diff(line.bounds)
-        low = np.clip(np.searchsorted(line.bounds, starts, side="right") - 1, 0, len(lengths) - 1)
-        high = np.clip(np.searchsorted(line.bounds, ends, side="right") - 1, 0, len(lengths) - 1)
-        low_part = np.clip(starts - line.bounds[low], 0, lengths[low])
-        high_part = np.clip(ends - line.bounds[high], 0, lengths[high])
-        named = np.zeros(len(starts), dtype=np.int64)
-        before = np.empty(len(lengths) + 1, dtype=np.int64)
-        before[0] = 0
-        for label in np.unique(line.labels).tolist():
-            if label == OUTSIDE:
-                continue
-            mine = line.labels[:-1] == label
-            np.cumsum(np.where(mine, lengths, 0), out=before[1:])
-            spent = before[high] - before[low]
-            spent += np.where(mine[high], high_part, 0) - np.where(mine[low], low_part, 0)
-            out[label] = spent
-            named += spent
-        out[OUTSIDE] = ends - starts - named
+        # The stretches that each interval meets: all but the first and the last one lie inside it.
+        last = len(line.bounds) - 1
+        low = np.maximum(np.searchsorted(line.bounds, starts, side="right") - 1, 0)
+        high = np.maximum(np.minimum(np.searchsorted(line.bounds, ends, side="left"), last), low)
+        counts = high - low
+        for i in np.flatnonzero(counts > LONG).tolist():
+            edges = np.clip(line.bounds[low[i] : high[i] + 1], starts[i], ends[i])
+            out[:, i] = np.bincount(line.labels[low[i] : high[i]], np.diff(edges).astype(np.float64), LABELS)
+        short = np.flatnonzero((counts > 0) & (counts <= LONG))
+        # In pieces that stay in the processor's cache.
+        piece = np.cumsum(counts[short]) // (4 * LONG)
+        for at in np.split(short, np.flatnonzero(np.diff(piece)) + 1):
+            mine, stretch = iv.expand(low[at], high[at])
+            spent = np.minimum(ends[at][mine], line.bounds[stretch + 1])
+            spent -= np.maximum(starts[at][mine], line.bounds[stretch])
+            key = line.labels[stretch] * len(at) + mine
+            # Sums of float64 are exact below 2**53 ns, which is 104 days.
+            sums = np.bincount(key, np.maximum(spent, 0).astype(np.float64), LABELS * len(at))
+            out[:, at] = sums.reshape(LABELS, len(at))
+        out[OUTSIDE] = 0
+        out[OUTSIDE] = ends - starts - out.sum(axis=0)
         return out
 
     def stretches(self, thread: int, *labels: int) -> Intervals:
@@ -153,7 +161,7 @@ class HostTimelines:
         launch, name = launch[order], name[order]
         length = table["end"][launch] - table["start"][launch]
         median = float(np.median(length))
-        _, first = np.unique(name, return_index=True)
+        _, first = first_of_each(name)
         slow = length[first] > max(self._limits.first_launch_factor * median, 1)
         return np.unique(launch[first[slow]])
 
@@ -280,7 +288,7 @@ class HostTimelines:
             return _nothing()
         if self._compile_names is None:
             strings = self._prepared.trace.strings
-            used = np.unique(table["text"])
+            used = distinct_values(table["text"])
             self._compile_names = np.array(
                 [i for i in used.tolist() if i >= 0 and COMPILE_RANGE.search(strings[i])], dtype=np.int64
             )

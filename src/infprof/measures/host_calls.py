@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from infprof.distinct import distinct
 from infprof.measures import calls
 from infprof.measures import intervals as iv
 from infprof.measures.intervals import Intervals
@@ -110,7 +111,7 @@ def api_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[Api
     rows = calls_in(prepared, scope, np.arange(-1, len(prepared.trace.processes)))
     if not len(rows):
         return []
-    names, group = np.unique(table["name"][rows], return_inverse=True)
+    names, group = distinct(table["name"][rows])
     length = (table["end"] - table["start"])[rows]
     total = np.zeros(len(names), dtype=np.int64)
     np.add.at(total, group, length)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from infprof.distinct import distinct_values, first_of_each
 from infprof.measures import host
 from infprof.measures import intervals as iv
 from infprof.measures.host import HostLimits, HostTimelines
@@ -153,7 +154,7 @@ class IdleModel:
             causes[CAUSE["kernel-gap"]][known] = turn_around
             causes[CAUSE["dependency"]][known] = queued - turn_around
             explained[known] = self._explained(device, queued_start + turn_around, queued_end)
-            for number in np.unique(thread[known]).tolist():
+            for number in distinct_values(thread[known]).tolist():
                 chosen = np.flatnonzero(known & (thread == number))
                 before = np.clip(table["end"][outer[launch[chosen]]], starts[chosen], ends[chosen])
                 self._split_host(
@@ -253,7 +254,7 @@ class IdleModel:
                 mine = (ops.kind == 0) & (ops.launch >= 0)
                 launch, name = ops.launch[mine], trace.kernels["name"][ops.row[mine]]
                 order = np.argsort(trace.api_calls["start"][launch], kind="stable")
-                _, first = np.unique(name[order], return_index=True)
+                _, first = first_of_each(name[order])
                 self._new_kernel_launches = np.unique(launch[order][first])
         return self._new_kernel_launches
 
@@ -284,7 +285,7 @@ class IdleModel:
             table = prepared.trace.os_calls
             sets: list[Intervals] = []
             if table is not None:
-                for other in np.unique(table["thread"]).tolist():
+                for other in distinct_values(table["thread"]).tolist():
                     if other in (thread, -1):
                         continue
                     mine = table["thread"] == other
@@ -348,7 +349,7 @@ class IdleModel:
         """The launch of the operation before, on the same device; -1 if unknown."""
         ops = self._prepared.operations
         out = np.full(len(operation), -1, dtype=np.int64)
-        for device in np.unique(ops.device).tolist():
+        for device in distinct_values(ops.device).tolist():
             mine = np.flatnonzero(ops.device == device)
             here = np.flatnonzero((operation >= 0) & (ops.device[operation] == device))
             position = np.searchsorted(mine, operation[here]) - 1

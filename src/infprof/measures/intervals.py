@@ -98,27 +98,28 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
         return empty()
     if len(b.starts) == 1:
         return clip(a, int(b.starts[0]), int(b.ends[0]))
-    # Depth counting over all edges: the stretches of depth two are the intersection.
-    edges = np.concatenate([a.starts, b.starts, a.ends, b.ends])
-    steps = np.concatenate(
-        [np.ones(len(a.starts) + len(b.starts), dtype=np.int64), -np.ones(len(a.ends) + len(b.ends), dtype=np.int64)]
-    )
-    # Ends before starts at one point: half-open intervals that touch do not meet.
-    order = np.lexsort([steps, edges])
-    edges, depth = edges[order], np.cumsum(steps[order])
-    inside = depth[:-1] == 2
-    starts, ends = edges[:-1][inside], edges[1:][inside]
-    keep = ends > starts
-    return union(starts[keep], ends[keep])
+    if len(a.starts) > len(b.starts):
+        a, b = b, a
+    # Each interval of the smaller set meets a run of the other's: one piece for each pair that meets.
+    low = np.searchsorted(b.ends, a.starts, side="right")
+    high = np.searchsorted(b.starts, a.ends, side="left")
+    mine, other = expand(low, high)
+    return union(np.maximum(a.starts[mine], b.starts[other]), np.minimum(a.ends[mine], b.ends[other]))
+
+
+def expand(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
+    """All pairs (i, j) with low[i] <= j < high[i], in order."""
+    counts = np.maximum(high - low, 0)
+    mine = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    first = np.cumsum(counts) - counts
+    return mine, np.arange(len(mine), dtype=np.int64) - (first - low)[mine]
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
     """What the first set covers and the second does not."""
     if not len(a.starts) or not len(b.starts):
         return a
-    low = int(min(a.starts[0], b.starts[0]))
-    high = int(max(a.ends[-1], b.ends[-1]))
-    return intersect(a, complement(b, low, high))
+    return intersect(a, complement(b, int(a.starts[0]), int(a.ends[-1])))
 
 
 def covered(inside: Intervals, starts: IntArray, ends: IntArray) -> IntArray:
@@ -128,6 +129,9 @@ def covered(inside: Intervals, starts: IntArray, ends: IntArray) -> IntArray:
     """
     if not len(inside.starts) or not len(starts):
         return np.zeros(len(starts), dtype=np.int64)
+    if len(inside.starts) == 1:
+        low, high = inside.starts[0], inside.ends[0]
+        return np.asarray(np.maximum(np.minimum(ends, high) - np.maximum(starts, low), 0), dtype=np.int64)
     spent = measure_before(inside, ends) - measure_before(inside, np.minimum(starts, ends))
     return np.asarray(np.maximum(spent, 0), dtype=np.int64)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from infprof.distinct import distinct
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
 from infprof.measures.intervals import Intervals
@@ -24,16 +25,18 @@ def kernel_table(prepared: Prepared, rows: BoolArray, device: int) -> list[Kerne
         return []
     at = ops.row[chosen]
     name, length = table["name"][at], (ops.end - ops.start)[chosen]
-    order = np.lexsort((length, name))
-    name, length, at = name[order], length[order], at[order]
-    names, first = np.unique(name, return_index=True)
-    last = np.append(first[1:], len(name))
-    counts = last - first
-    totals = np.add.reduceat(length, first)
+    names, which = distinct(name)
+    counts = np.bincount(which, minlength=len(names))
+    last = np.cumsum(counts)
+    first = last - counts
+    sorted_length = _sorted_within(which, length, len(names))
+    totals = np.add.reduceat(sorted_length, first)
     # Nearest rank: the smallest value that at least q of all values do not exceed.
-    p50 = length[first + np.maximum(-(-counts * 50 // 100), 1) - 1]
-    p95 = length[first + np.maximum(-(-counts * 95 // 100), 1) - 1]
-    longest = at[last - 1]
+    p50 = sorted_length[first + np.maximum(-(-counts * 50 // 100), 1) - 1]
+    p95 = sorted_length[first + np.maximum(-(-counts * 95 // 100), 1) - 1]
+    longest = np.empty(len(names), dtype=np.int64)
+    candidates = np.flatnonzero(length == sorted_length[last - 1][which])
+    longest[which[candidates]] = at[candidates]
     everything = int(totals.sum())
     strings, classes = prepared.trace.strings, prepared.kernel_classes
 
@@ -58,6 +61,14 @@ def kernel_table(prepared: Prepared, rows: BoolArray, device: int) -> list[Kerne
         for i, n in enumerate(names.tolist())
     ]
     return sorted(lines, key=lambda line: (-line.total_ns, line.name))
+
+
+def _sorted_within(which: IntArray, length: IntArray, count: int) -> IntArray:
+    """The lengths in ascending order within each of the groups ``which`` (0 … count - 1), group after group."""
+    span = int(length.max()) + 1
+    if count * span < 2**63:
+        return np.sort(which * span + length) % span
+    return length[np.lexsort((length, which))]
 
 
 def few_sm_rows(prepared: Prepared, rows: BoolArray, sm_count: int | None) -> BoolArray:
@@ -153,7 +164,7 @@ def add_kernels(
     measures.add("small_kernel_time_ratio", int(length[small].sum()) / total if total else None, "ratio")
     measures.add("small_kernel_per_s", int(small.sum()) * 1e9 / window if window else None, "per_s")
     if count:
-        _, group = np.unique(table["name"][ops.row[mine]], return_inverse=True)
+        _, group = distinct(table["name"][ops.row[mine]])
         largest = float(np.bincount(group, weights=length.astype(np.float64)).max())
         measures.add("top_kernel_ratio", largest / total if total else None, "ratio")
     else:

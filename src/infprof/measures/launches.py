@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from infprof.distinct import first_of_each
 from infprof.measures import calls
 from infprof.measures import operations as op
 from infprof.measures.operations import Prepared
@@ -37,7 +38,7 @@ def add_launches(measures: Measures, prepared: Prepared, rows: BoolArray) -> Non
     else:
         known = kernels & (ops.launch >= 0)
         # Operations are sorted by start: the first of each launch comes first.
-        launch, first = np.unique(ops.launch[known], return_index=True)
+        launch, first = first_of_each(ops.launch[known])
         start = ops.start[known][first]
         call_start, call_end = table["start"][launch], table["end"][launch]
         delay = np.maximum(start - call_end, 0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from infprof.distinct import distinct_values
 from infprof.measures import calls
 from infprof.measures.kernel_class import KernelClass, classify, is_communication
 from infprof.trace import BoolArray, IntArray, Table, Trace
@@ -50,7 +51,7 @@ class Prepared:
         kernels = self.trace.kernels
         if kernels is None:
             return {}
-        used = np.unique(kernels["name"]).tolist()
+        used = distinct_values(kernels["name"]).tolist()
         return dict(zip(used, classify([self.trace.strings[i] for i in used]), strict=True))
 
     def _operations(self) -> Operations:

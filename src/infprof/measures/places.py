@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from infprof.distinct import distinct_values
 from infprof.measures import host_calls
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
@@ -61,7 +62,7 @@ class Places:
         if table is None or not rows.any():
             return []
         strings = self._prepared.trace.strings
-        names = {strings[i] for i in np.unique(table["name"][ops.row[rows]]).tolist()}
+        names = {strings[i] for i in distinct_values(table["name"][ops.row[rows]]).tolist()}
         return [line for line in self._table if line.name in names][:limit]
 
     # --- by family -------------------------------------------------------------------------------------------------

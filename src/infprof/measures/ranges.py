@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from infprof.distinct import distinct, distinct_values
 from infprof.measures import operations as op
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
@@ -39,7 +40,7 @@ def project(prepared: Prepared, rows: IntArray) -> Projection:
     launched = np.flatnonzero(ops.launch >= 0)
     thread_of = calls["thread"][ops.launch[launched]]
     range_thread = table["thread"][rows]
-    for thread in np.unique(range_thread).tolist():
+    for thread in distinct_values(range_thread).tolist():
         mine = launched[thread_of == thread]
         if not len(mine):
             continue
@@ -80,7 +81,7 @@ def range_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[R
     text = table["text"][chosen]
     if not len(text):
         return []
-    names, group = np.unique(text, return_inverse=True)
+    names, group = distinct(text)
 
     def summed(values: IntArray) -> IntArray:
         # bincount adds in float64: exact below 2**53 ns, which is 104 days.
@@ -131,6 +132,6 @@ def nccl_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[Nc
     length = (ops.end - ops.start)[mine]
     unnamed = [
         NcclRow(strings[n], int((names == n).sum()), None, int(length[names == n].sum()), None)
-        for n in np.unique(names).tolist()
+        for n in distinct_values(names).tolist()
     ]
     return sorted(unnamed, key=lambda r: (-r.total_ns, r.name))[:limit]

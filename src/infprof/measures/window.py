@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from infprof.distinct import distinct_values
 from infprof.errors import UsageError
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
@@ -234,7 +235,7 @@ def range_scope(prepared: Prepared, name: str) -> Scope:
     trace = prepared.trace
     if trace.ranges is None or not len(trace.ranges):
         raise UsageError("--range: this trace holds no NVTX ranges; record with --trace=cuda,nvtx.")
-    used = [i for i in np.unique(trace.ranges["text"]).tolist() if i >= 0]
+    used = [i for i in distinct_values(trace.ranges["text"]).tolist() if i >= 0]
     texts = {trace.strings[i]: i for i in used}
     chosen = [i for text, i in texts.items() if text == name or fnmatch.fnmatchcase(text, name)]
     if not chosen:

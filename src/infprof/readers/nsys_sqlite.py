@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infprof import trace as t
+from infprof.distinct import distinct, distinct_rows, distinct_values
 from infprof.errors import InfprofError
 from infprof.readers.sqlite_columns import DAMAGE, IntColumn, SqliteFile, as_int
 from infprof.results import Problem
@@ -363,22 +364,16 @@ class _Builder:
         """Dense (process, device, stream) of GPU rows. Streams are told apart by process, device, context, number."""
         process = self._process(columns.get("globalPid"), rows)
         ordinal = columns["deviceId"].filled(-1) if "deviceId" in columns else np.zeros(rows, dtype=np.int64)
-        device = np.empty(rows, dtype=np.int64)
-        for p, o in _distinct_pairs(process, ordinal):
-            device[(process == p) & (ordinal == o)] = self._device_of(self._physical(p, o))
+        pairs, which = distinct_rows(process, ordinal)
+        device = _of_each([self._device_of(self._physical(p, o)) for p, o in pairs])[which]
         context = columns["contextId"].filled(-1) if "contextId" in columns else np.zeros(rows, dtype=np.int64)
         number = columns["streamId"].filled(-1) if "streamId" in columns else np.zeros(rows, dtype=np.int64)
-        stream = np.empty(rows, dtype=np.int64)
-        place = device * (len(self.process_index) + 1) + process
-        for pl, c, n in _distinct_triples(place, context, number):
-            rows_here = (place == pl) & (context == c) & (number == n)
-            first = int(np.argmax(rows_here))
-            key = t.Stream(int(device[first]), int(process[first]), c, n)
-            index = self.stream_index.get(key)
-            if index is None:
-                index = self.stream_index[key] = len(self.streams)
+        places, which = distinct_rows(device, process, context, number)
+        for key in (t.Stream(*place) for place in places):
+            if key not in self.stream_index:
+                self.stream_index[key] = len(self.streams)
                 self.streams.append(key)
-            stream[rows_here] = index
+        stream = _of_each([self.stream_index[t.Stream(*place)] for place in places])[which]
         return process, device, stream
 
     # --- strings ---------------------------------------------------------------------------------------------------
@@ -388,7 +383,7 @@ class _Builder:
         found: dict[int, str] = {}
         if not self.file.has("StringIds", "id", "value"):
             return found
-        unique = np.unique(ids).tolist()
+        unique = distinct_values(ids).tolist()
         for i in range(0, len(unique), 900):
             chunk = unique[i : i + 900]
             marks = ",".join("?" * len(chunk))
@@ -401,7 +396,7 @@ class _Builder:
         """Dense string indexes for a column of StringIds ids; -1 where NULL; a placeholder where the id is missing."""
         if column is None:
             return np.full(rows, -1, dtype=np.int64)
-        unique, which = _distinct(column.values if column.valid is None else column.values[column.valid])
+        unique, which = distinct(column.values if column.valid is None else column.values[column.valid])
         texts = self._fetch_strings(unique)
         dense = np.empty(len(unique), dtype=np.int64)
         for i, key in enumerate(unique.tolist()):
@@ -610,9 +605,8 @@ class _Builder:
         numbers = {(s.process, s.context, s.number): i for i, s in enumerate(self.streams)}
         context = columns["contextId"].filled(-1) if "contextId" in columns else np.full(rows, -1)
         number = columns["streamId"].filled(-1) if "streamId" in columns else np.full(rows, -1)
-        stream = np.full(rows, -1, dtype=np.int64)
-        for p, c, n in _distinct_triples(process, context, number):
-            stream[(process == p) & (context == c) & (number == n)] = numbers.get((p, c, n), -1)
+        places, which = distinct_rows(process, context, number)
+        stream = _of_each([numbers.get((p, c, n), -1) for p, c, n in places])[which]
         of_stream = np.array([s.device for s in self.streams], dtype=np.int64)
         device = np.where(stream >= 0, of_stream[stream], -1) if len(of_stream) else np.full(rows, -1)
         keep = self._usable(columns, "synchronisation records", zero_is_fine=True)
@@ -672,7 +666,7 @@ class _Builder:
     def _api_names(self, column: IntColumn, rows: int) -> IntArray:
         """Names without the version suffix (`cudaLaunchKernel_v7000`, `cudaGraphLaunch_v10000`)."""
         raw = self._names(column, rows, "call")
-        unique, which = _distinct(raw)
+        unique, which = distinct(raw)
         plain = self.strings.add_all(re.sub(r"_v\d+$", "", self.strings.values[i]) if i >= 0 else "" for i in unique)
         return plain[which] if rows else raw
 
@@ -732,7 +726,7 @@ class _Builder:
         columns, text_columns, _ = self.file.columns(
             "NVTX_EVENTS", ("start", "end", "eventType", "globalTid", "textId"), ("text",)
         )
-        types = set(np.unique(columns["eventType"].values).tolist())
+        types = set(distinct_values(columns["eventType"].values).tolist())
         if _NVTX_THREAD_NAME in types and "text" in text_columns and "globalTid" in columns:
             names = columns["eventType"].values == _NVTX_THREAD_NAME
             for gtid, code in zip(columns["globalTid"].values[names], text_columns["text"].codes[names], strict=True):
@@ -755,7 +749,7 @@ class _Builder:
         if "text" in text_columns:
             column = text_columns["text"]
             # Only the texts of ranges: marks and names of categories are none of the Trace's.
-            used = np.unique(column.codes[column.codes >= 0])
+            used = distinct_values(column.codes[column.codes >= 0])
             dense = np.full(len(column.values), -1, dtype=np.int64)
             dense[used] = self.strings.add_all(column.values[i] for i in used.tolist())
             if len(used):
@@ -824,11 +818,8 @@ class _Builder:
         rows = len(columns["start"].values)
         process = self._process(columns.get("globalPid"), rows)
         ordinal = columns["deviceId"].filled(-1) if "deviceId" in columns else np.full(rows, -1)
-        device = np.full(rows, -1, dtype=np.int64)
-        for p, o in _distinct_pairs(process, ordinal):
-            gpu = self._physical(p, o)
-            if gpu in self.device_index:
-                device[(process == p) & (ordinal == o)] = self.device_index[gpu]
+        pairs, which = distinct_rows(process, ordinal)
+        device = _of_each([self.device_index.get(self._physical(p, o), -1) for p, o in pairs])[which]
         count = columns["bytes"].filled(0)
         # Only device memory adds up to the device's use: 2 device, 4 managed, 5 and 6 static.
         on_device = np.isin(columns["memKind"].filled(2), (2, 4, 5, 6)) if "memKind" in columns else np.full(rows, True)
@@ -874,17 +865,11 @@ class _Builder:
                     names[ty, number] = str(name)
         columns, _, floats = self.file.columns("GPU_METRICS", ("timestamp", "typeId", "metricId"), floats=("value",))
         type_id, metric = columns["typeId"].values, columns["metricId"].values
-        name = np.full(len(metric), -1, dtype=np.int64)
-        device = np.full(len(metric), -1, dtype=np.int64)
-        unnamed = 0
-        for ty, m in _distinct_pairs(type_id, metric):
-            rows = (type_id == ty) & (metric == m)
-            label = names.get((ty, m))
-            if label is None:
-                unnamed += int(rows.sum())
-                continue
-            name[rows] = self.strings.add(label)
-            device[rows] = self._metric_device(ty)
+        pairs, which = distinct_rows(type_id, metric)
+        labels = [names.get((ty, m)) for ty, m in pairs]
+        name = _of_each([-1 if label is None else self.strings.add(label) for label in labels])[which]
+        device = _of_each([self._metric_device(ty) for ty, _ in pairs])[which]
+        unnamed = int((name < 0).sum())
         if unnamed:
             self.problems.append(
                 Problem("unnamed-counters", f"{unnamed} counter samples without a metric name were left out.", unnamed)
@@ -914,7 +899,7 @@ class _Builder:
         )
         # Per field: the samples (indexes into data.values) that have it, and its values there.
         fields: dict[str, tuple[list[int], list[float]]] = {}
-        for code in np.unique(data.codes[rows]).tolist():
+        for code in distinct_values(data.codes[rows]).tolist():
             try:
                 sample = json.loads(data.values[code]).items()
             except (ValueError, AttributeError):
@@ -1012,36 +997,18 @@ _TABLES_WITH_TIMES = (
 
 def _indexed(index: dict[int, int], values: IntArray, valid: BoolArray | None) -> IntArray:
     """Dense indexes of ids, -1 where not valid; ids not seen before get the next ones, smallest id first."""
-    unique = np.unique(values if valid is None else values[valid])
-    if not len(unique):
-        return np.full(len(values), -1, dtype=np.int64)
-    dense = np.array([index.setdefault(i, len(index)) for i in unique.tolist()], dtype=np.int64)
-    if len(unique) == 1:
-        found = np.full(len(values), dense[0], dtype=np.int64)
-    else:
-        found = dense[np.minimum(np.searchsorted(unique, values), len(unique) - 1)]
-    return found if valid is None else np.where(valid, found, -1)
+    unique, which = distinct(values if valid is None else values[valid])
+    dense = _of_each([index.setdefault(i, len(index)) for i in unique.tolist()])
+    if valid is None:
+        return dense[which]
+    found = np.full(len(values), -1, dtype=np.int64)
+    found[valid] = dense[which]
+    return found
 
 
-def _distinct(values: IntArray) -> tuple[IntArray, IntArray]:
-    """The distinct values, sorted, and where among them each value stands; ids are dense, so mostly without sorting."""
-    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
-    if high - low > 4 * len(values) + 1_000_000:
-        unique = np.unique(values)
-        return unique, np.searchsorted(unique, values)
-    seen = np.zeros(high - low + 1, dtype=np.bool_)
-    seen[values - low] = True
-    place = np.cumsum(seen) - 1
-    return np.flatnonzero(seen) + low if len(values) else np.empty(0, dtype=np.int64), place[values - low]
-
-
-def _distinct_pairs(a: IntArray, b: IntArray) -> list[tuple[int, int]]:
-    """The distinct (a, b) of two columns with few different values."""
-    return [(p, q) for p in np.unique(a).tolist() for q in np.unique(b[a == p]).tolist()]
-
-
-def _distinct_triples(a: IntArray, b: IntArray, c: IntArray) -> list[tuple[int, int, int]]:
-    return [(p, q, r) for p, q in _distinct_pairs(a, b) for r in np.unique(c[(a == p) & (b == q)]).tolist()]
+def _of_each(values: list[int]) -> IntArray:
+    """A value per distinct row, to be spread over all rows."""
+    return np.array(values, dtype=np.int64)
 
 
 def _translate(values: IntArray, mapping: dict[int, int], default: int, keep: IntArray | None = None) -> IntArray:

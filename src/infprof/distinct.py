@@ -1,0 +1,82 @@
+"""Distinct values of long columns that hold few: by tables and runs, where sorting would cost most of an analysis."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from infprof.trace import IntArray
+
+# A table over all possible values may be this much longer than the column (and this many values longer).
+TABLE_FACTOR, TABLE_SPARE = 4, 1_000_000
+
+
+def distinct(values: IntArray) -> tuple[IntArray, IntArray]:
+    """The distinct values, sorted, and where among them each value stands."""
+    if not len(values):
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    low, high = int(values.min()), int(values.max())
+    if low == high:
+        return np.array([low], dtype=np.int64), np.zeros(len(values), dtype=np.int64)
+    if _dense(low, high, len(values)):
+        seen = np.zeros(high - low + 1, dtype=np.bool_)
+        offset = values - low
+        seen[offset] = True
+        place = np.cumsum(seen) - 1
+        return np.flatnonzero(seen) + low, place[offset]
+    # Wide ids come in runs: thread after thread, or in turns.
+    starts = _run_starts(values)
+    unique, which = np.unique(values[starts], return_inverse=True)
+    return unique, np.repeat(which, np.diff(starts, append=len(values)))
+
+
+def distinct_values(values: IntArray) -> IntArray:
+    """The distinct values, sorted."""
+    if not len(values):
+        return np.empty(0, dtype=np.int64)
+    low, high = int(values.min()), int(values.max())
+    if low == high:
+        return np.array([low], dtype=np.int64)
+    if _dense(low, high, len(values)):
+        seen = np.zeros(high - low + 1, dtype=np.bool_)
+        seen[values - low] = True
+        return np.flatnonzero(seen) + low
+    return np.unique(values[_run_starts(values)])
+
+
+def distinct_rows(*columns: IntArray) -> tuple[list[tuple[int, ...]], IntArray]:
+    """The distinct rows of several columns, in ascending order, and where among them each row stands."""
+    unique, which = distinct(columns[0])
+    rows: list[tuple[int, ...]] = [(v,) for v in unique.tolist()]
+    for column in columns[1:]:
+        more, place = distinct(column)
+        codes, which = distinct(which * len(more) + place)
+        rows = [(*rows[c // len(more)], int(more[c % len(more)])) for c in codes.tolist()]
+    return rows, which
+
+
+def first_of_each(values: IntArray) -> tuple[IntArray, IntArray]:
+    """The distinct values, sorted, and the first position of each."""
+    unique, which = distinct(values)
+    first = np.empty(len(unique), dtype=np.int64)
+    # Written backwards, so that the first one stays.
+    first[which[::-1]] = np.arange(len(values) - 1, -1, -1)
+    return unique, first
+
+
+def groups(values: IntArray) -> list[tuple[int, IntArray]]:
+    """Each distinct value with the positions that hold it, both ascending."""
+    unique, which = distinct(values)
+    if len(unique) == 1:
+        return [(int(unique[0]), np.arange(len(values), dtype=np.int64))]
+    # Two-byte keys are sorted by counting.
+    order = np.argsort(which.astype(np.int16) if len(unique) < 2**15 else which, kind="stable")
+    ends = np.cumsum(np.bincount(which, minlength=len(unique)))
+    return [(v, order[a:b]) for v, a, b in zip(unique.tolist(), [0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
+
+
+def _dense(low: int, high: int, count: int) -> bool:
+    return high - low <= TABLE_FACTOR * count + TABLE_SPARE
+
+
+def _run_starts(values: IntArray) -> IntArray:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.flatnonzero(values[1:] != values[:-1]) + 1])
