@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from infprof.distinct import distinct_values, first_of_each
 from infprof.measures import calls
@@ -67,7 +68,7 @@ class _Timeline(NamedTuple):
     """Labels between consecutive bounds; before the first and after the last bound the thread was OUTSIDE."""
 
     bounds: IntArray
-    labels: IntArray  # one per bound: from this bound to the next
+    labels: NDArray[np.int8]  # one per bound: from this bound to the next
 
 
 class HostTimelines:
@@ -107,7 +108,7 @@ class HostTimelines:
             mine, stretch = iv.expand(low[at], high[at])
             spent = np.minimum(ends[at][mine], line.bounds[stretch + 1])
             spent -= np.maximum(starts[at][mine], line.bounds[stretch])
-            key = line.labels[stretch] * len(at) + mine
+            key = line.labels[stretch].astype(np.int64) * len(at) + mine
             # Sums of float64 are exact below 2**53 ns, which is 104 days.
             sums = np.bincount(key, np.maximum(spent, 0).astype(np.float64), LABELS * len(at))
             out[:, at] = sums.reshape(LABELS, len(at))
@@ -183,16 +184,16 @@ class HostTimelines:
             if len(layer[0])
         ]
         if not layers:
-            return _Timeline(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+            return _Timeline(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int8))
         if len(layers) == 1:
             starts, ends, labels = layers[0]
             bounds = np.empty(2 * len(starts), dtype=np.int64)
             bounds[0::2], bounds[1::2] = starts, ends
-            out = np.full(len(bounds), OUTSIDE, dtype=np.int64)
+            out = np.full(len(bounds), OUTSIDE, dtype=np.int8)
             out[0::2] = labels
             return _Timeline(bounds, out)
         bounds = np.unique(np.concatenate([edge for starts, ends, _ in layers for edge in (starts, ends)]))
-        out = np.full(len(bounds), OUTSIDE, dtype=np.int64)
+        out = np.full(len(bounds), OUTSIDE, dtype=np.int8)
         # Lowest priority first: each layer paints over what lies below it.
         for starts, ends, labels in reversed(layers):
             index = np.searchsorted(starts, bounds, side="right") - 1

@@ -154,8 +154,11 @@ class IdleModel:
             causes[CAUSE["kernel-gap"]][known] = turn_around
             causes[CAUSE["dependency"]][known] = queued - turn_around
             explained[known] = self._explained(device, queued_start + turn_around, queued_end)
-            for number in distinct_values(thread[known]).tolist():
-                chosen = np.flatnonzero(known & (thread == number))
+            threads = distinct_values(thread[known]).tolist()
+            for number in threads:
+                # Where one thread ended all gaps nothing needs to be picked out.
+                alone = len(threads) == 1 and bool(known.all())
+                chosen = slice(None) if alone else np.flatnonzero(known & (thread == number))
                 before = np.clip(table["end"][outer[launch[chosen]]], starts[chosen], ends[chosen])
                 self._split_host(
                     number,
@@ -173,7 +176,7 @@ class IdleModel:
     def _split_host(
         self,
         thread: int,
-        chosen: IntArray,
+        chosen: IntArray | slice,
         starts: IntArray,
         ends: IntArray,
         origin: IntArray,

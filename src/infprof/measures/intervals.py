@@ -150,17 +150,26 @@ def measure_before(inside: Intervals, times: IntArray) -> IntArray:
         return np.zeros(len(times), dtype=np.int64)
     lengths = inside.ends - inside.starts
     before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
-    index = np.searchsorted(inside.starts, times, side="right")
+    index = count_until(inside.starts, times)
     previous = np.maximum(index - 1, 0)
     partial = np.clip(times - inside.starts[previous], 0, lengths[previous])
     return np.asarray(np.where(index > 0, before[previous] + partial, 0), dtype=np.int64)
+
+
+def count_until(points: IntArray, times: IntArray) -> IntArray:
+    """How many of the sorted points lie at or before each time."""
+    if 8 * len(points) > len(times) or not np.all(times[1:] >= times[:-1]):
+        return np.searchsorted(points, times, side="right")
+    # Few points among many sorted times: the points are looked up instead.
+    found = np.bincount(np.searchsorted(times, points, side="left"), minlength=len(times) + 1)
+    return np.cumsum(found[: len(times)])
 
 
 def contains(inside: Intervals, times: IntArray) -> BoolArray:
     """Whether each time lies in the set."""
     if not len(inside.starts):
         return np.zeros(len(times), dtype=np.bool_)
-    index = np.searchsorted(inside.starts, times, side="right") - 1
+    index = count_until(inside.starts, times) - 1
     return np.asarray((index >= 0) & (times < inside.ends[np.maximum(index, 0)]), dtype=np.bool_)
 
 

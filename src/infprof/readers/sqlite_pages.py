@@ -148,7 +148,9 @@ class Pages:
         page = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
         first = np.cumsum(counts) - counts
         at = np.arange(len(page), dtype=np.int64) - first[page]
-        pointers = _be16(buffer, base[page] + header + 2 * at)
+        # The array of pointers begins at an even byte.
+        places = (base[page] + header >> 1) + at
+        pointers = buffer[: len(buffer) & ~1].view("<u2").take(places).byteswap().astype(np.int64)
         if (pointers < header + 2 * counts[page]).any():
             raise Unreadable("cell pointer")
         return page, pointers
@@ -191,9 +193,11 @@ class Pages:
         places: dict[int, IntArray] = {}
         for column in range(max(wanted, default=-1) + 1):
             kind: Bytes | IntArray = buffer.take(at)
-            if int(kind.max(initial=0)) < 128:
+            low, high = (int(kind.min()), int(kind.max())) if len(kind) else (_NULL, _NULL)
+            width: IntArray | np.int64
+            if high < 128:
                 at += 1
-                width = _WIDTH.take(kind)
+                width = _WIDTH[low] if low == high else _WIDTH.take(kind)
             else:  # long texts and blobs
                 kind = _varint(buffer, at)
                 width = np.where(kind < 128, _WIDTH[np.minimum(kind, 127)], (kind - 12) >> 1)
@@ -206,12 +210,12 @@ class Pages:
         for column in ints:
             kind = kinds[column]
             odd |= (kind == _FLOAT) | (kind >= _RESERVED)
-            int_columns.append(_integers(words, kind, places[column]))
+            int_columns.append(_integers(buffer, words, kind, places[column]))
         float_columns = []
         for column in floats:
             kind = kinds[column]
             odd |= kind >= _RESERVED
-            values, valid = _integers(words, kind, places[column])
+            values, valid = _integers(buffer, words, kind, places[column])
             reals = np.where(kind == _FLOAT, words[places[column]].byteswap().view(np.float64), values)
             float_columns.append(reals if valid is None else np.where(valid, reals, np.nan))
         for column in texts:
@@ -273,11 +277,15 @@ def _rowid(buffer: Bytes, at: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def _integers(words: IntArray, kind: Bytes | IntArray, at: IntArray) -> tuple[IntArray, BoolArray | None]:
+def _integers(
+    buffer: Bytes, words: IntArray, kind: Bytes | IntArray, at: IntArray
+) -> tuple[IntArray, BoolArray | None]:
     """The values of a column of integers, 0 where NULL, and which ones are valid; None where all are."""
     low, high = (int(kind.min()), int(kind.max())) if len(kind) else (_ONE, _ONE)
     if low == high and low in (_NULL, _ZERO, _ONE):
         values = np.full(len(kind), int(low == _ONE), dtype=np.int64)
+    elif low == high == 1:
+        values = buffer.take(at).view(np.int8).astype(np.int64)
     else:
         values = words[at].byteswap()
         values >>= _SHIFT[low] if low == high else _SHIFT.take(kind, mode="clip")
