@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from infprof.trace import IntArray
+from infprof.trace import IntArray, constant, is_constant
 
 # A table over all possible values may be this much longer than the column (and this many values longer).
 TABLE_FACTOR, TABLE_SPARE = 4, 1_000_000
@@ -14,9 +14,9 @@ def distinct(values: IntArray) -> tuple[IntArray, IntArray]:
     """The distinct values, sorted, and where among them each value stands."""
     if not len(values):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    low, high = int(values.min()), int(values.max())
+    low, high = _bounds(values)
     if low == high:
-        return np.array([low], dtype=np.int64), np.zeros(len(values), dtype=np.int64)
+        return np.array([low], dtype=np.int64), constant(0, len(values))
     if _dense(low, high, len(values)):
         seen = np.zeros(high - low + 1, dtype=np.bool_)
         offset = values - low
@@ -33,7 +33,7 @@ def distinct_values(values: IntArray) -> IntArray:
     """The distinct values, sorted."""
     if not len(values):
         return np.empty(0, dtype=np.int64)
-    low, high = int(values.min()), int(values.max())
+    low, high = _bounds(values)
     if low == high:
         return np.array([low], dtype=np.int64)
     if _dense(low, high, len(values)):
@@ -49,6 +49,9 @@ def distinct_rows(*columns: IntArray) -> tuple[list[tuple[int, ...]], IntArray]:
     rows: list[tuple[int, ...]] = [(v,) for v in unique.tolist()]
     for column in columns[1:]:
         more, place = distinct(column)
+        if len(more) == 1:
+            rows = [(*row, int(more[0])) for row in rows]
+            continue
         codes, which = distinct(which * len(more) + place)
         rows = [(*rows[c // len(more)], int(more[c % len(more)])) for c in codes.tolist()]
     return rows, which
@@ -72,6 +75,12 @@ def groups(values: IntArray) -> list[tuple[int, IntArray]]:
     order = np.argsort(which.astype(np.int16) if len(unique) < 2**15 else which, kind="stable")
     ends = np.cumsum(np.bincount(which, minlength=len(unique)))
     return [(v, order[a:b]) for v, a, b in zip(unique.tolist(), [0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
+
+
+def _bounds(values: IntArray) -> tuple[int, int]:
+    if is_constant(values):
+        return int(values[0]), int(values[0])
+    return int(values.min()), int(values.max())
 
 
 def _dense(low: int, high: int, count: int) -> bool:

@@ -102,6 +102,23 @@ SCHEMA: dict[str, dict[str, str]] = {
 }
 
 
+def constant(value: int, count: int) -> IntArray:
+    """A read-only column of one value that takes the memory of one value."""
+    return np.broadcast_to(np.int64(value), (count,))
+
+
+def is_constant(column: NDArray[Any]) -> bool:
+    """Whether the column was made by ``constant`` or ``compact``."""
+    return column.strides == (0,) and len(column) > 0
+
+
+def compact(column: NDArray[Any]) -> NDArray[Any]:
+    """The column, as a constant where all its values are equal: most traces have one process, thread and device."""
+    if len(column) < 2 or is_constant(column) or column[0] != column[-1] or not bool((column == column[0]).all()):
+        return column
+    return np.broadcast_to(column[0].copy(), column.shape)
+
+
 class Table:
     """Columns of equal length, as declared in SCHEMA; rows are in the reader's order until ``sorted_by`` is called."""
 
@@ -113,7 +130,7 @@ class Table:
         if len(lengths) > 1:
             raise ValueError(f"{name}: columns of different lengths {sorted(lengths)}")
         self.name = name
-        self._columns = columns
+        self._columns = {k: compact(c) for k, c in columns.items()}
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))

@@ -9,7 +9,7 @@ import numpy as np
 from infprof.distinct import distinct_values
 from infprof.measures import calls
 from infprof.measures.kernel_class import KernelClass, classify, is_communication
-from infprof.trace import BoolArray, IntArray, Table, Trace
+from infprof.trace import BoolArray, IntArray, Table, Trace, compact
 
 KERNEL, GRAPH, COPY, MEMSET = range(4)
 _TABLES = ("kernels", "graphs", "copies", "memsets")
@@ -70,18 +70,17 @@ class Prepared:
         if not kinds:
             none = np.empty(0, dtype=np.int64)
             return Operations(none, none, none, none, none, none, none, np.empty(0, dtype=np.bool_), none)
-        merged = {k: np.concatenate(v) for k, v in columns.items()}
-        order = np.argsort(merged["start"], kind="stable")
+        order = np.argsort(np.concatenate(columns["start"]), kind="stable")
 
         def arranged(parts: list[IntArray]) -> IntArray:
-            return np.concatenate(parts)[order]
+            return compact(np.concatenate(parts)[order])
 
         return Operations(
-            start=merged["start"][order],
-            end=merged["end"][order],
-            device=merged["device"][order],
-            process=merged["process"][order],
-            stream=merged["stream"][order],
+            start=arranged(columns["start"]),
+            end=arranged(columns["end"]),
+            device=arranged(columns["device"]),
+            process=arranged(columns["process"]),
+            stream=arranged(columns["stream"]),
             kind=arranged(kinds),
             row=arranged(rows),
             is_comm=np.concatenate(comm)[order],
