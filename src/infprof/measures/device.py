@@ -67,15 +67,15 @@ def analyze_device(
     counters = read_counters(prepared, device, model.busy(device), scope)
     _add_loop(measures, prepared, model, time, demand)
     add_launches(measures, prepared, rows)
-    add_kernels(measures, prepared, rows, time.compute, scope, device, limits.small_kernel_ns)
+    few = few_sm_rows(prepared, rows, prepared.trace.devices[device].sm_count)
+    few_sm = iv.intersect(iv.union(ops.start[few], ops.end[few]), time.compute)
+    add_kernels(measures, prepared, rows, time.compute, few_sm, scope, device, limits.small_kernel_ns)
     add_copies(measures, copies, demand, limits.small_copy_bytes)
     add_comm(measures, prepared, time, rows)
     add_host_calls(measures, prepared, scope, processes)
     add_profiler(measures, prepared, scope)
     _add_memory(measures, prepared, device, scope)
     why_none = "GPU metrics were not collected" if prepared.trace.counters is None else "no GPU metrics of this device"
-    few = few_sm_rows(prepared, rows, prepared.trace.devices[device].sm_count)
-    few_sm = iv.intersect(iv.union(ops.start[few], ops.end[few]), time.compute)
     add_counters(measures, counters, time.compute, few_sm, why_none)
     unknown = [m.name for m in measures if m.name not in MEASURES]
     if unknown:

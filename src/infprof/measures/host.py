@@ -14,7 +14,7 @@ from infprof.measures import intervals as iv
 from infprof.measures.host_calls import retry_windows
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
-from infprof.trace import MODULE_LOAD, PROFILER, IntArray
+from infprof.trace import MODULE_LOAD, PROFILER, IntArray, constant
 
 # Labels of a stretch of a thread's time. OUTSIDE = in no recorded call: the program's own code. LONG_CUDA = another CUDA
 # call long enough to be loading, if it is part of start-up.
@@ -86,13 +86,18 @@ class HostTimelines:
         self._os_kinds = calls.os_kinds(prepared.trace.strings) if os_table is not None else np.empty(0, dtype=np.int64)
         self._os_calls = calls.ThreadCalls(os_table) if os_table is not None else None
 
-    def spent(self, thread: int, starts: IntArray, ends: IntArray) -> IntArray:
-        """Time per label in each interval of a thread: array of shape (LABELS, len(starts)), ns, summing to its length."""
+    def spent(self, thread: int, starts: IntArray, ends: IntArray) -> list[IntArray]:
+        """Time per label in each interval of a thread, ns: one array per label, which add up to the lengths."""
         line = self._timeline(thread)
-        out = np.zeros((LABELS, len(starts)), dtype=np.int64)
-        if len(line.bounds) < 2:
-            out[OUTSIDE] = ends - starts
-            return out
+        nothing = constant(0, len(starts))
+        present = [label for label in np.unique(line.labels).tolist() if label != OUTSIDE]
+        if len(line.bounds) < 2 or not present:
+            return [ends - starts if label == OUTSIDE else nothing for label in range(LABELS)]
+        place = np.full(LABELS, len(present), dtype=np.int64)
+        place[present] = np.arange(len(present))
+        # One row more takes the time outside.
+        rows = len(present) + 1
+        out = np.zeros((rows, len(starts)), dtype=np.int64)
         # The stretches that each interval meets: all but the first and the last one lie inside it.
         last = len(line.bounds) - 1
         low = np.maximum(np.searchsorted(line.bounds, starts, side="right") - 1, 0)
@@ -100,21 +105,30 @@ class HostTimelines:
         counts = high - low
         for i in np.flatnonzero(counts > LONG).tolist():
             edges = np.clip(line.bounds[low[i] : high[i] + 1], starts[i], ends[i])
-            out[:, i] = np.bincount(line.labels[low[i] : high[i]], np.diff(edges).astype(np.float64), LABELS)
+            # Sums of float64 are exact below 2**53 ns, which is 104 days.
+            by_label = np.bincount(line.labels[low[i] : high[i]], np.diff(edges).astype(np.float64), LABELS)
+            out[:-1, i] = by_label[present]
         short = np.flatnonzero((counts > 0) & (counts <= LONG))
         # In pieces that stay in the processor's cache.
         piece = np.cumsum(counts[short]) // (4 * LONG)
-        for at in np.split(short, np.flatnonzero(np.diff(piece)) + 1):
+        for chosen in np.split(short, np.flatnonzero(np.diff(piece)) + 1):
+            if not len(chosen):
+                continue
+            # Neighbours are sliced, which does not copy.
+            neighbours = int(chosen[-1]) - int(chosen[0]) + 1 == len(chosen)
+            at = slice(int(chosen[0]), int(chosen[-1]) + 1) if neighbours else chosen
             mine, stretch = iv.expand(low[at], high[at])
             spent = np.minimum(ends[at][mine], line.bounds[stretch + 1])
             spent -= np.maximum(starts[at][mine], line.bounds[stretch])
-            key = line.labels[stretch].astype(np.int64) * len(at) + mine
-            # Sums of float64 are exact below 2**53 ns, which is 104 days.
-            sums = np.bincount(key, np.maximum(spent, 0).astype(np.float64), LABELS * len(at))
-            out[:, at] = sums.reshape(LABELS, len(at))
-        out[OUTSIDE] = 0
-        out[OUTSIDE] = ends - starts - out.sum(axis=0)
-        return out
+            key = place[line.labels[stretch]] * len(chosen) + mine
+            sums = np.bincount(key, np.maximum(spent, 0).astype(np.float64), rows * len(chosen))
+            out[:, at] = sums.reshape(rows, len(chosen))
+        outside = out[-1]
+        np.subtract(ends, starts, out=outside)
+        for row in out[:-1]:
+            outside -= row
+        by_place = dict(zip([*present, OUTSIDE], out, strict=True))
+        return [by_place.get(label, nothing) for label in range(LABELS)]
 
     def stretches(self, thread: int, *labels: int) -> Intervals:
         """The thread's stretches with one of the labels."""
@@ -253,7 +267,7 @@ class HostTimelines:
             order = np.argsort(starts, kind="stable")
             starts, ends, labels = starts[order], ends[order], labels[order]
         keep = ends > starts
-        return starts[keep], ends[keep], labels[keep]
+        return (starts, ends, labels) if keep.all() else (starts[keep], ends[keep], labels[keep])
 
     def _os_layer(self, thread: int) -> tuple[IntArray, IntArray, IntArray]:
         table = self._prepared.trace.os_calls

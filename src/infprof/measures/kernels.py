@@ -112,11 +112,15 @@ def add_kernels(
     prepared: Prepared,
     rows: BoolArray,
     compute: Intervals,
+    few_sm: Intervals,
     scope: Intervals,
     device: int,
     small_kernel_ns: int,
 ) -> None:
-    """Kernel measures of the operations chosen by ``rows``; times of classes are unions inside compute time."""
+    """Kernel measures of the operations chosen by ``rows``; times of classes are unions inside compute time.
+
+    ``few_sm``: the compute time of kernels that leave most SMs empty.
+    """
     ops, trace = prepared.operations, prepared.trace
     sm_count = trace.devices[device].sm_count
     measures.add("sm_count", sm_count, "count", source="device description")
@@ -189,7 +193,7 @@ def add_kernels(
         source,
     )
     source = "launch geometry"
-    few = time_of(few_sm_rows(prepared, rows, sm_count)) if sm_count else None
+    few = few_sm.total() if sm_count else None
     measures.add("few_sm_kernel_ns", few, "ns", rank, source)
     measures.add(
         "few_sm_kernel_ratio", few / compute_ns if few is not None and compute_ns else None, "ratio", rank, source

@@ -149,12 +149,11 @@ def _without_cuts(prepared: Prepared, model: IdleModel, start: int, end: int) ->
     total = busy.total()
     leading = done < CUT_BUSY_SHARE * total
     trailing = total - done < CUT_BUSY_SHARE * total
-    for i in np.flatnonzero(leading | trailing):
+    # Only a gap that would change the picture is worth leaving out.
+    large = gaps.ends - gaps.starts > total * CUT_BUSY_SHARE
+    for i in np.flatnonzero((leading | trailing) & large):
         gap_start, gap_end = int(gaps.starts[i]), int(gaps.ends[i])
-        # Only a gap that would change the picture is worth leaving out.
-        if gap_end - gap_start <= total * CUT_BUSY_SHARE or not _is_queued_and_blocked(
-            prepared, model, gap_start, gap_end
-        ):
+        if not _is_queued_and_blocked(prepared, model, gap_start, gap_end):
             continue
         if leading[i]:
             start = max(start, gap_end)
@@ -177,7 +176,7 @@ def _is_queued_and_blocked(prepared: Prepared, model: IdleModel, start: int, end
     from infprof.measures import host
 
     spent = model.timelines.spent(int(table["thread"][launch]), np.array([start]), np.array([end]))
-    return int(spent[host.SYNC, 0] + spent[host.LOCK, 0]) >= CUT_BLOCKED_SHARE * (end - start)
+    return int(spent[host.SYNC][0] + spent[host.LOCK][0]) >= CUT_BLOCKED_SHARE * (end - start)
 
 
 def named_scope(prepared: Prepared, spec: str, steady: SteadyPart) -> Scope:
