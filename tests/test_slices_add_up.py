@@ -94,7 +94,7 @@ def names(of: tuple[str, ...]) -> st.SearchStrategy[int]:
 def traces(draw: st.DrawFn, stretch: st.SearchStrategy[tuple[int, int]] = STRETCH) -> t.Trace:
     kernels = draw(gpu_rows(8, stretch, name=names((COMPUTE, COMM))))
     for row in kernels:
-        row |= {"short_name": row["name"], "grid_blocks": 64, "block_threads": 128}
+        row |= {"grid_blocks": 64, "block_threads": 128}
     copy_kind = st.integers(0, len(t.COPY_KIND_NAMES) - 1)
     memory = st.integers(0, t.UNKNOWN_MEMORY)
     optional = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -62,6 +63,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 def main() -> NoReturn:
     """Entry point: errors end in one sentence on stderr and their exit code, never in a traceback."""
+    # NumPy's threads for linear algebra would only wait, and there is little garbage in one short run.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    gc.disable()
     # A reader that goes away (infprof … | head) ends the program in silence, as it ends every other tool.
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -52,7 +52,6 @@ SCHEMA: dict[str, dict[str, str]] = {
     "kernels": {
         **_ON_GPU,
         "name": "strings",
-        "short_name": "strings",
         "grid_blocks": "count",
         "block_threads": "count",
         "graph_node": "id",

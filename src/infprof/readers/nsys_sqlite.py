@@ -496,10 +496,12 @@ class _Builder:
         return columns, base
 
     def _kernels(self) -> t.Table | None:
+        table = "CUPTI_ACTIVITY_KIND_KERNEL"
+        # The best name that the table has; the short one only where that is NULL.
+        best = "demangledName" if self.file.has(table, "demangledName") else "mangledName"
         extra = (
-            "demangledName",
+            best,
             "shortName",
-            "mangledName",
             "gridX",
             "gridY",
             "gridZ",
@@ -508,17 +510,16 @@ class _Builder:
             "blockZ",
             "graphNodeId",
         )
-        read = self._gpu_table("CUPTI_ACTIVITY_KIND_KERNEL", "kernels", extra)
+        read = self._gpu_table(table, "kernels", extra)
         if read is None:
             return None
         columns, base = read
         rows = len(base["start"])
-        short = self._names(columns.get("shortName"), rows, "kernel")
-        name = self._names(columns.get("demangledName"), rows, "kernel")
-        if "demangledName" not in columns:
-            name = self._names(columns.get("mangledName"), rows, "kernel")
-        name = np.where(name < 0, short, name)
-        name = np.where(name < 0, self.strings.add("[unnamed kernel]"), name) if (name < 0).any() else name
+        name = self._names(columns.get(best), rows, "kernel")
+        if (name < 0).any():
+            name = np.where(name < 0, self._names(columns.get("shortName"), rows, "kernel"), name)
+        if (name < 0).any():
+            name = np.where(name < 0, self.strings.add("[unnamed kernel]"), name)
 
         def product(axes: Sequence[str]) -> IntArray:
             if not all(a in columns for a in axes):
@@ -531,7 +532,6 @@ class _Builder:
             {
                 **base,
                 "name": name,
-                "short_name": np.where(short < 0, name, short),
                 "grid_blocks": product(("gridX", "gridY", "gridZ")),
                 "block_threads": product(("blockX", "blockY", "blockZ")),
                 # 2020–21 exports declare absent values NOT NULL DEFAULT 0: node 0 is no node.
