@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from infprof import trace as t
 from infprof.diagnosis import Options, analyze
 from infprof.errors import UsageError
+from infprof.measures import host
 from infprof.measures import intervals as iv
-from infprof.measures.host import HostLimits
+from infprof.measures.host import HostLimits, HostTimelines
 from infprof.measures.idle import CAUSE, IdleLimits, IdleModel
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
@@ -215,3 +216,24 @@ def test_any_trace_is_diagnosed(trace: t.Trace, window: str, range_name: str | N
     assert diagnosis.to_dict()["schema_version"] == "1.0"
     for device in diagnosis.devices:
         assert sum(s.ns for s in device.slices) == diagnosis.window.duration_ns
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(traces(), SCOPES, st.sampled_from([0, 1, 3]))
+def test_long_intervals_are_added_up_as_short_ones_are(trace: t.Trace, scope: Intervals, long: int) -> None:
+    """What one thread spent in any interval: cut in single nanoseconds, in short intervals, and in one look."""
+    lines = HostTimelines(Prepared(trace), LIMITS.host)
+    before = host.LONG
+    for thread in range(len(trace.threads)):
+        one_look = lines.spent(thread, scope.starts, scope.ends)
+        each = np.array(sorted(members(scope)), dtype=np.int64)
+        singly = lines.spent(thread, each, each + 1)
+        host.LONG = long + 1
+        try:
+            shorter = lines.spent(thread, scope.starts, scope.ends)
+        finally:
+            host.LONG = before
+        assert [s.tolist() for s in shorter] == [s.tolist() for s in one_look]
+        assert [int(s.sum()) for s in singly] == [int(s.sum()) for s in one_look]
+        assert sum(int(s.sum()) for s in one_look) == scope.total()
+        assert all((s >= 0).all() for s in (*one_look, *singly))

@@ -73,8 +73,9 @@ def groups(values: IntArray) -> list[tuple[int, IntArray]]:
         return [(int(unique[0]), np.arange(len(values), dtype=np.int64))]
     # Two-byte keys are sorted by counting.
     order = np.argsort(which.astype(np.int16) if len(unique) < 2**15 else which, kind="stable")
-    ends = np.cumsum(np.bincount(which, minlength=len(unique)))
-    return [(v, order[a:b]) for v, a, b in zip(unique.tolist(), [0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
+    counts = np.bincount(which, minlength=len(unique))
+    ends = np.cumsum(counts)
+    return [(v, order[e - n : e]) for v, e, n in zip(unique.tolist(), ends.tolist(), counts.tolist(), strict=True)]
 
 
 def _bounds(values: IntArray) -> tuple[int, int]:

@@ -1,0 +1,52 @@
+"""The quick ways to distinct values agree with sorting, for dense, wide, constant and empty columns."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infprof.distinct import distinct, distinct_rows, distinct_values, first_of_each, groups
+from infprof.measures.intervals import count_until
+from infprof.trace import IntArray, compact, is_constant
+
+DENSE = st.lists(st.integers(-3, 9), max_size=60)
+# Too far apart for a table, in runs and in turns, as thread ids are.
+WIDE = st.lists(st.sampled_from([-(2**62), 5, 2**40, 2**62]), max_size=60)
+COLUMNS = st.one_of(DENSE, WIDE, st.lists(st.just(7), max_size=20)).map(lambda v: np.array(v, dtype=np.int64))
+
+
+@given(COLUMNS, st.booleans())
+def test_distinct(values: IntArray, compacted: bool) -> None:
+    column = compact(values) if compacted else values
+    unique, which = distinct(column)
+    assert unique.tolist() == np.unique(values).tolist() == distinct_values(column).tolist()
+    assert unique[which].tolist() == values.tolist()
+    again, first = first_of_each(column)
+    assert again.tolist() == unique.tolist()
+    assert first.tolist() == [values.tolist().index(v) for v in unique.tolist()]
+    assert [(v, rows.tolist()) for v, rows in groups(column)] == [
+        (v, np.flatnonzero(values == v).tolist()) for v in unique.tolist()
+    ]
+
+
+@given(st.integers(0, 40).flatmap(lambda n: st.tuples(*[st.lists(st.integers(-2, 2), min_size=n, max_size=n)] * 3)))
+def test_distinct_rows(columns: tuple[list[int], ...]) -> None:
+    rows, which = distinct_rows(*(np.array(c, dtype=np.int64) for c in columns))
+    wanted = list(zip(*columns, strict=True))
+    assert rows == sorted(set(wanted))
+    assert [rows[i] for i in which.tolist()] == wanted
+
+
+@given(COLUMNS)
+def test_compact_keeps_the_values(values: IntArray) -> None:
+    column = compact(values)
+    assert column.tolist() == values.tolist()
+    assert is_constant(column) == (len(values) > 1 and len(set(values.tolist())) == 1)
+
+
+@given(st.lists(st.integers(0, 50), max_size=6), st.lists(st.integers(-5, 60), max_size=100), st.booleans())
+def test_count_until(points: list[int], times: list[int], in_order: bool) -> None:
+    points, times = sorted(points), sorted(times) if in_order else times
+    found = count_until(np.array(points, dtype=np.int64), np.array(times, dtype=np.int64))
+    assert found.tolist() == [sum(p <= t for p in points) for t in times]
