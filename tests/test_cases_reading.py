@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -257,6 +258,33 @@ def test_clock_skew_is_counted_and_drops_nothing(tmp_path: Path, early_ns: int, 
     assert f"{early_ns / 1000:.1f} µs" in skew.message
     assert "precise" in skew.message
     assert not any("left out" in p.message or "dropped" in p.message for p in d.problems)
+
+
+@pytest.mark.parametrize("outer_first", [True, False])
+def test_of_nested_ranges_the_outer_one_is_listed_first(tmp_path: Path, outer_first: bool) -> None:
+    """Both launched the same; which one the file holds first does not decide."""
+    b = annotated_steps("none")
+    spans = [(0, 7_000 * US, "z outer"), (0, 6_900 * US, "a inner")]
+    for start, end, name in spans if outer_first else spans[::-1]:
+        b.nvtx(start, end, name)
+    d = diagnose(b, tmp_path)
+    assert [(r.name, r.kernels) for r in d.range_table] == [("z outer", 100), ("a inner", 100)]
+
+
+def test_many_long_range_names_are_no_burden(tmp_path: Path) -> None:
+    """Names with arguments in them are all different, and one of 200 kB must not make room for 500 like it."""
+    b = TraceBuilder()
+    for k in range(500):
+        t0 = k * 20 * US
+        b.nvtx(t0, t0 + 10 * US, f"op {k}" if k else "x" * 200_000)
+        b.launch(t0 + US, 2 * US, t0 + 5 * US, 8 * US)
+    path = b.write(tmp_path / "names.sqlite")
+    tracemalloc.start()
+    try:
+        assert len(analyze_file(path).range_table) == 50
+        assert tracemalloc.get_traced_memory()[1] < 100e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_kernels_before_their_range_still_belong_to_it(tmp_path: Path) -> None:

@@ -176,6 +176,19 @@ def test_piped_output_is_plain_and_80_columns_wide() -> None:
         assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+def test_what_speeds_infprof_up_is_not_handed_on(tmp_path: Path) -> None:
+    """Programs that infprof starts see the environment that it was started with."""
+    code = (
+        "import os, sys; from infprof.cli import main; before = dict(os.environ)\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print('same' if dict(os.environ) == before else 'changed')"
+    )
+    command = [sys.executable, "-c", code, "analyze", str(SAMPLES[0] / "trace.sqlite")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment())
+    assert done.stdout.splitlines()[-1] == "same"
+
+
 def in_a_terminal(*arguments: str | Path, **variables: str) -> str:
     """The output with a pseudo-terminal of 100 columns as stdout."""
     import fcntl

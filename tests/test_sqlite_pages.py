@@ -146,6 +146,18 @@ def test_without_rowid_and_utf16_are_left_to_sqlite(tmp_path: Path) -> None:
         check(read(path), rows)
 
 
+def test_a_row_that_sqlite_cannot_find_by_its_number(tmp_path: Path) -> None:
+    """The damaged rowid of a row that goes on on overflow pages: the table is read as SQLite reads it from end to end."""
+    path = tmp_path / "lost.sqlite"
+    rows = [(n, "y" * 5000 if n == 20 else "a", 0.5, None, n) for n in range(40)]
+    write(path, rows, page_size=4096)
+    raw = bytearray(path.read_bytes())
+    # Its rowid is 21; a header of seven bytes follows: an integer of one byte, and a text whose type takes two.
+    raw[raw.index(b"\x15\x07\x01\xce\x1d")] = 0x7F
+    path.write_bytes(bytes(raw))
+    check(read(path), rows)
+
+
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_damage_never_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

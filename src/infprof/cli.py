@@ -63,9 +63,6 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 def main() -> NoReturn:
     """Entry point: errors end in one sentence on stderr and their exit code, never in a traceback."""
-    # NumPy's threads for linear algebra would only wait, and there is little garbage in one short run.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    gc.disable()
     # A reader that goes away (infprof … | head) ends the program in silence, as it ends every other tool.
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -314,9 +311,9 @@ def rules_test(rules: RulesOption = None) -> None:
 def _diagnose(
     path: Path, window: str, range_name: str | None, rules: list[Path] | None, scenario: str | None
 ) -> Diagnosis:
+    _prepare_for_arrays()
     from infprof.diagnosis import Options, analyze_file
 
-    _keep_freed_memory()
     _check_rule_dirs(rules)
     if scenario is not None and scenario not in ("online", "batch", "mixed"):
         raise UsageError(f"--scenario {scenario}: choose online, batch or mixed.")
@@ -327,10 +324,20 @@ def _diagnose(
     return diagnosis
 
 
-def _keep_freed_memory() -> None:
-    """Let glibc reuse the memory of large arrays: asking the kernel for each anew costs a tenth of a long analysis."""
+def _prepare_for_arrays() -> None:
+    """Settings of this process for one analysis: call it before the first import of NumPy."""
     import ctypes
 
+    # Reference counts free the arrays, and there is little other garbage in one short run.
+    gc.disable()
+    # NumPy's threads for linear algebra would only wait. It looks when it is imported; what infprof starts never does.
+    name = "OPENBLAS_NUM_THREADS"
+    if name not in os.environ:
+        os.environ[name] = "1"
+        import numpy  # noqa: F401
+
+        del os.environ[name]
+    # glibc shall reuse the memory of large arrays: asking the kernel for each anew costs a tenth of a long analysis.
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from infprof.trace import IntArray, constant, is_constant
+from infprof.trace import BoolArray, IntArray, constant, is_constant
 
 # A table over all possible values may be this much longer than the column (and this many values longer).
 TABLE_FACTOR, TABLE_SPARE = 4, 1_000_000
@@ -18,9 +18,7 @@ def distinct(values: IntArray) -> tuple[IntArray, IntArray]:
     if low == high:
         return np.array([low], dtype=np.int64), constant(0, len(values))
     if _dense(low, high, len(values)):
-        seen = np.zeros(high - low + 1, dtype=np.bool_)
-        offset = values - low
-        seen[offset] = True
+        seen, offset = _table(values, low, high)
         place = np.cumsum(seen) - 1
         return np.flatnonzero(seen) + low, place[offset]
     # Wide ids come in runs: thread after thread, or in turns.
@@ -37,8 +35,7 @@ def distinct_values(values: IntArray) -> IntArray:
     if low == high:
         return np.array([low], dtype=np.int64)
     if _dense(low, high, len(values)):
-        seen = np.zeros(high - low + 1, dtype=np.bool_)
-        seen[values - low] = True
+        seen, _ = _table(values, low, high)
         return np.flatnonzero(seen) + low
     return np.unique(values[_run_starts(values)])
 
@@ -86,6 +83,14 @@ def _bounds(values: IntArray) -> tuple[int, int]:
 
 def _dense(low: int, high: int, count: int) -> bool:
     return high - low <= TABLE_FACTOR * count + TABLE_SPARE
+
+
+def _table(values: IntArray, low: int, high: int) -> tuple[BoolArray, IntArray]:
+    """Which numbers from ``low`` to ``high`` occur, and the place of each value among all of them."""
+    seen = np.zeros(high - low + 1, dtype=np.bool_)
+    offset = values - low
+    seen[offset] = True
+    return seen, offset
 
 
 def _run_starts(values: IntArray) -> IntArray:

@@ -155,9 +155,9 @@ class IdleModel:
             causes[CAUSE["dependency"]][known] = queued - turn_around
             explained[known] = self._explained(device, queued_start + turn_around, queued_end)
             threads = distinct_values(thread[known]).tolist()
+            # Where one thread ended all gaps nothing needs to be picked out.
+            alone = len(threads) == 1 and bool(known.all())
             for number in threads:
-                # Where one thread ended all gaps nothing needs to be picked out.
-                alone = len(threads) == 1 and bool(known.all())
                 chosen = slice(None) if alone else np.flatnonzero(known & (thread == number))
                 before = np.clip(table["end"][outer[launch[chosen]]], starts[chosen], ends[chosen])
                 self._split_host(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import NamedTuple
 
 import numpy as np
@@ -94,8 +95,8 @@ def range_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[R
     kernels = summed(projected.kernels[chosen])
     strings = prepared.trace.strings
     # Nested ranges often launched the same: the outer one first.
-    alphabetical = np.argsort(np.argsort([strings[n] for n in names]))
-    order = np.lexsort((alphabetical, -host, -busy))[:limit]
+    rank = zip((-busy).tolist(), (-host).tolist(), (strings[n] for n in names), range(len(names)), strict=True)
+    order = [i for *_, i in heapq.nsmallest(limit, rank)]
     return [
         RangeRow(strings[names[i]], int(counts[i]), int(host[i]), int(spans[i]), int(busy[i]), int(kernels[i]))
         for i in order

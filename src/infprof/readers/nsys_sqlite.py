@@ -894,9 +894,8 @@ class _Builder:
             return None
         columns, texts, _ = self.file.columns("GENERIC_EVENTS", ("timestamp", "typeId"), ("data",))
         data = texts["data"]
-        rows = np.flatnonzero(
-            np.isin(columns["typeId"].values, types) & columns["timestamp"].is_valid() & (data.codes >= 0)
-        )
+        of_gpu = columns["typeId"].is_valid() & np.isin(columns["typeId"].values, types)
+        rows = np.flatnonzero(of_gpu & columns["timestamp"].is_valid() & (data.codes >= 0))
         # Per field: the samples (indexes into data.values) that have it, and its values there.
         fields: dict[str, tuple[list[int], list[float]]] = {}
         for code in distinct_values(data.codes[rows]).tolist():

@@ -138,6 +138,8 @@ class SqliteFile:
             sql = f"{_select([*ints, *texts, *floats], table)} WHERE rowid = ?"
             rowids = [rowid for c in chunks for rowid in c.rowids]
             rows = [row for rowid in rowids for row in self._connection.execute(sql, (rowid,))]
+            if len(rows) != len(odd):
+                raise Unreadable("rowids")
             _put(read, odd, _as_columns(rows, ints, texts, floats))
         return read
 

@@ -66,9 +66,8 @@ class Pages:
     """The pages of one database file that nobody writes. Raises Unreadable where the file's header is unusual."""
 
     def __init__(self, path: Path) -> None:
-        self._file: BufferedReader = path.open("rb")
-        head = self._file.read(HEADER_BYTES)
-        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(HEADER_BYTES)
         if len(head) < HEADER_BYTES or head[56:60] != b"\0\0\0\x01":
             raise Unreadable("no header, or texts in UTF-16")
         page = int.from_bytes(head[16:18], "big")
@@ -76,7 +75,8 @@ class Pages:
         self._usable = self.page_bytes - head[20]
         if self.page_bytes < 512 or self._usable < 480:
             raise Unreadable("page size")
-        self.count = size // self.page_bytes
+        self.count = path.stat().st_size // self.page_bytes
+        self._file: BufferedReader = path.open("rb")
 
     def close(self) -> None:
         self._file.close()
