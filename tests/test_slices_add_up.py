@@ -203,6 +203,26 @@ def test_slices_are_a_count_of_nanoseconds(trace: t.Trace, scope: Intervals, ste
         assert (gaps.explained_ns >= 0).all() and (gaps.explained_ns <= gaps.causes[CAUSE["dependency"]]).all()
 
 
+def test_a_device_whose_only_operation_was_lost_is_idle_for_an_unknown_reason() -> None:
+    """Its launch is known, its operation had no usable times: there is no operation at all that could end a gap."""
+    call = {"start": 10, "end": 20, "thread": 0, "process": 0, "correlation": 7}
+    trace = t.Trace(
+        strings=list(STRINGS),
+        devices=[t.Device(0, "NVIDIA H100 80GB HBM3", 132, 80 << 30, (9, 0))],
+        processes=[t.Process(100, "python")],
+        threads=[t.Thread(0, 100)],
+        streams=[],
+        provenance=t.TraceProvenance("nsys", "2023.4", ["lost.sqlite"]),
+        kernels=table("kernels", []),
+        api_calls=table("api_calls", [call | {"name": STRINGS.index("cudaLaunchKernel"), "return_value": 0}]),
+        dropped_launches=(np.array([0]), np.array([7])),
+        dropped_operations=1,
+    )
+    prepared = Prepared(trace)
+    time = device_time(prepared, IdleModel(prepared, LIMITS, None), 0, iv.union(np.array([0]), np.array([50])))
+    assert [(s.kind, s.cause, s.ns) for s in time.slices()] == [("idle", "unknown", 50)]
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     traces(POSITIVE), st.sampled_from(["auto", "full", "20ns:80ns", "0ns:1us"]), st.sampled_from([None, None, "step"])

@@ -336,9 +336,10 @@ class IdleModel:
         """Gaps in which a lost operation may have run: its launch lies between those of the gap's two neighbours."""
         out = np.zeros(len(operation), dtype=np.bool_)
         table = self._prepared.trace.api_calls
-        if not self._dropped or table is None:
-            return out
         ops = self._prepared.operations
+        # Every operation may be among the lost ones: then there is none to end a gap.
+        if not self._dropped or table is None or not len(ops):
+            return out
         previous = self._previous_launch(operation)
         for process, times in self._dropped.items():
             mine = (operation >= 0) & (launch >= 0) & (ops.process[operation] == process)
