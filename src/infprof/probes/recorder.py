@@ -1,0 +1,178 @@
+"""Where probes put what they see: samples, facts and events, kept in telemetry.sqlite while the program still runs."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from infprof.probes import Signal
+
+SCHEMA_VERSION = 1
+
+
+class Clock:
+    """Unix time that never jumps: read once, then carried on by the monotonic clock.
+
+    nsys writes the wall-clock time of its own start into its export, so both are compared on the wall clock.
+    """
+
+    def __init__(self) -> None:
+        self.unix_ns = time.time_ns()
+        self.monotonic_ns = time.monotonic_ns()
+
+    def now_ns(self) -> int:
+        """Unix time in nanoseconds."""
+        return self.unix_ns + time.monotonic_ns() - self.monotonic_ns
+
+    def offsets(self) -> dict[str, int]:
+        """How the clocks stood to each other at the start, and how far the wall clock has moved since (ns)."""
+        return {
+            "unix_ns": self.unix_ns,
+            "monotonic_ns": self.monotonic_ns,
+            "wall_clock_step_ns": time.time_ns() - self.now_ns(),
+        }
+
+
+class TelemetryFile:
+    """telemetry.sqlite of one run. Samples are kept in memory and written by ``flush``, which the session calls."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        from sqlite_utils import Database
+
+        self.path = path
+        self.clock = clock
+        self._lock = threading.Lock()
+        self._rows: list[tuple[int, int, float]] = []
+        self._series: dict[tuple[str, str, str, tuple[tuple[str, str], ...]], int] = {}
+        connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        # A crash of the machine may cost the last seconds; a crash of this process costs nothing.
+        connection.execute("PRAGMA synchronous = OFF")
+        self._database = Database(connection)
+        for name, columns in _TABLES.items():
+            self._database[name].create(columns, pk="id" if "id" in columns else None)  # type: ignore[union-attr]
+        self._database["about"].insert({"name": "schema_version", "value": str(SCHEMA_VERSION)})  # type: ignore[union-attr]
+
+    def recorder(self, probe: str, signals: Mapping[str, Signal]) -> Recorder:
+        """The recorder of one probe."""
+        return Recorder(self, probe, signals)
+
+    def series(self, probe: str, signal: str, about: Signal, scope: str, labels: tuple[tuple[str, str], ...]) -> int:
+        """The number of a series, new or known."""
+        key = (probe, signal, scope, labels)
+        with self._lock:
+            number = self._series.get(key)
+            if number is None:
+                number = self._series[key] = len(self._series)
+                self._insert("series", number, probe, signal, about.unit, about.kind, scope, json.dumps(dict(labels)))
+            return number
+
+    def sample(self, series: int, time_ns: int, value: float) -> None:
+        """Keep a sample until the next flush."""
+        self._rows.append((series, time_ns, value))
+
+    def insert(self, table: str, *values: Any) -> None:
+        """Write one row of a small table at once."""
+        with self._lock:
+            self._insert(table, *values)
+
+    def _insert(self, table: str, *values: Any) -> None:
+        marks = ", ".join("?" * len(values))
+        self._database.conn.execute(f"INSERT INTO {table} VALUES ({marks})", values)
+
+    def flush(self) -> None:
+        """Write the samples kept so far. Raises sqlite3.Error, on a full disk for example."""
+        with self._lock:
+            rows, self._rows = self._rows, []
+            if rows:
+                connection = self._database.conn
+                connection.execute("BEGIN")
+                try:
+                    connection.executemany("INSERT INTO samples VALUES (?, ?, ?)", rows)
+                    connection.execute("COMMIT")
+                except sqlite3.Error:
+                    connection.execute("ROLLBACK") if connection.in_transaction else None
+                    raise
+
+    def close(self) -> None:
+        """Write the rest and close. Raises sqlite3.Error where the rest cannot be written; the file is closed anyway."""
+        try:
+            self.flush()
+        finally:
+            self._database.conn.close()
+
+
+_TABLES: dict[str, dict[str, type]] = {
+    "about": {"name": str, "value": str},
+    "series": {
+        "id": int,
+        "probe": str,
+        "signal": str,
+        "unit": str,
+        "kind": str,
+        "scope": str,
+        "labels": str,
+    },
+    "samples": {"series": int, "time_ns": int, "value": float},
+    "facts": {"probe": str, "name": str, "scope": str, "value": str},
+    "events": {"probe": str, "time_ns": int, "kind": str, "scope": str, "text": str, "value": float},
+    "missing": {"probe": str, "signal": str, "scope": str, "code": int, "reason": str},
+}
+
+
+class Recorder:
+    """What one probe writes through; safe to use from several threads.
+
+    ``scope`` says what a value belongs to, in words that tell the kind first: ``gpu/GPU-uuid``, ``thread/PID/TID``,
+    ``process/PID``, ``interface/eth0``, ``rdma/mlx5_0/1``, ``engine/0``; empty means the machine. Values are in the
+    unit of the probe's ``signals``.
+    """
+
+    def __init__(self, file: TelemetryFile, probe: str, signals: Mapping[str, Signal]) -> None:
+        self._file = file
+        self._signals = signals
+        self._known: dict[tuple[str, str, tuple[tuple[str, str], ...]], int] = {}
+        self._missing: set[tuple[str, str]] = set()
+        self.probe = probe
+
+    def now_ns(self) -> int:
+        """Unix time in nanoseconds, of the clock that all samples share."""
+        return self._file.clock.now_ns()
+
+    def sample(
+        self,
+        signal: str,
+        value: float,
+        scope: str = "",
+        labels: Mapping[str, str] | None = None,
+        time_ns: int | None = None,
+    ) -> None:
+        """Record one value of a declared signal, now or at ``time_ns``."""
+        pairs = tuple(sorted(labels.items())) if labels else ()
+        key = (signal, scope, pairs)
+        number = self._known.get(key)
+        if number is None:
+            number = self._file.series(self.probe, signal, self._signals[signal], scope, pairs)
+            self._known[key] = number
+        self._file.sample(number, self.now_ns() if time_ns is None else time_ns, value)
+
+    def fact(self, name: str, value: Any, scope: str = "") -> None:
+        """Record something that does not change during the run (any JSON value); the last one of a name counts."""
+        self._file.insert("facts", self.probe, name, scope, json.dumps(value))
+
+    def event(
+        self, kind: str, text: str, scope: str = "", value: float | None = None, time_ns: int | None = None
+    ) -> None:
+        """Record something that happened."""
+        self._file.insert("events", self.probe, self.now_ns() if time_ns is None else time_ns, kind, scope, text, value)
+
+    def missing(self, signal: str, reason: str, scope: str = "", code: int | None = None) -> None:
+        """Record, once, that a signal cannot be had here: never 0, and never silent."""
+        if (signal, scope) not in self._missing:
+            self._missing.add((signal, scope))
+            self._file.insert("missing", self.probe, signal, scope, code, reason)
