@@ -92,6 +92,9 @@ class Builder:
         self.file("/proc/sys/kernel/perf_event_paranoid", "2\n")
         self.file("/proc/sys/kernel/yama/ptrace_scope", "1\n")
         self.file("/proc/meminfo", "MemTotal:       264000000 kB\nMemAvailable:   132000000 kB\n")
+        self.file("/proc/self/stat", "1 (python) S 0\n")
+        self.file("/proc/pressure/cpu", "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
+        self.file("/proc/net/dev", "Inter-|\n face |\n    lo: 1 1\n  eth0: 1 1\n")
         self.file("/etc/os-release", 'ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n')
         self.status()
 
@@ -172,6 +175,8 @@ def test_an_empty_machine_can_neither_record_nor_raise(tmp_path: Path) -> None:
         "memory": "unknown",
         "shm": "unknown",
         "temp-space": "unknown",
+        "host-telemetry": "missing",
+        "network-telemetry": "missing",
     }
     assert not any(ability.works for ability in doctor.abilities(checks))
 
@@ -606,7 +611,7 @@ def test_json_has_every_check_and_ability(server: Builder) -> None:
 def test_this_machine_can_be_checked() -> None:
     """Whatever machine the tests run on: no exception, and analyze works, as the other tests show."""
     checks = doctor.run()
-    assert len(checks) == 15
+    assert len(checks) == 17
     assert doctor.summary(checks)[0] == "analyze: yes"
 
 
@@ -614,3 +619,18 @@ def test_torch_is_not_imported() -> None:
     code = "import sys; from infprof import doctor; doctor.run(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr
+
+
+# --- Telemetry ---
+
+
+def test_a_kernel_without_pressure_figures(server: Builder) -> None:
+    check = server.remove("/proc/pressure/cpu").check("host-telemetry")
+    assert (check.status, check.found.startswith("threads and memory, but no pressure")) == ("warning", True)
+    assert server.ability("host telemetry").works
+
+
+def test_rdma_devices_are_named(server: Builder) -> None:
+    assert server.check("network-telemetry").found == "1 interface beside loopback, no RDMA device"
+    server.file("/sys/class/infiniband/mlx5_0/ports/1/rate", "400 Gb/sec (4X NDR)\n")
+    assert server.check("network-telemetry").found == "1 interface beside loopback, RDMA: mlx5_0"

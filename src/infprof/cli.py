@@ -33,7 +33,11 @@ app.add_typer(rules_app, name="rules", rich_help_panel=None)
 InputArgument = Annotated[
     Path,
     # readable=False: the reader says what is wrong with a file, not the parser of the command line.
-    typer.Argument(metavar="INPUT", readable=False, help="A profile: .sqlite or .sqlite.gz from nsys export."),
+    typer.Argument(
+        metavar="INPUT",
+        readable=False,
+        help="A profile (.sqlite or .sqlite.gz from nsys export) or a bundle of infprof run.",
+    ),
 ]
 WindowOption = Annotated[
     str,
@@ -157,6 +161,124 @@ def analyze(
     _write_files(diagnosis, [html] if html else [], output, force)
     _print(diagnosis, "json" if json else "markdown" if markdown else "terminal")
     _finish(diagnosis, gate)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND", help="The program to profile, with its arguments.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="The bundle to make (a new folder).")
+    ] = None,
+    warmup: Annotated[
+        str | None, typer.Option("--warmup", metavar="TIME", help="Wait this long once it is ready, such as 10s.")
+    ] = None,
+    duration: Annotated[
+        str | None,
+        typer.Option(
+            "--duration", metavar="TIME", help="Capture this long, then end the program. Default: to its end."
+        ),
+    ] = None,
+    load: Annotated[
+        str | None,
+        typer.Option(
+            "--load", metavar="SPEC", help="Send requests meanwhile, such as users=8,prompt=512,output=64,time=30s."
+        ),
+    ] = None,
+    ready_url: Annotated[
+        str | None, typer.Option("--ready-url", metavar="URL", help="Ready when this URL answers.")
+    ] = None,
+    ready_port: Annotated[
+        int | None, typer.Option("--ready-port", metavar="PORT", help="Ready when this port accepts connections.")
+    ] = None,
+    ready_log: Annotated[
+        str | None, typer.Option("--ready-log", metavar="REGEX", help="Ready when a line of its output matches.")
+    ] = None,
+    ready_timeout: Annotated[
+        str, typer.Option("--ready-timeout", metavar="TIME", help="Give up when it is not ready by then.")
+    ] = "15m",
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="NAME", help="What records the timeline: auto, nsys or none.")
+    ] = "auto",
+    probes: Annotated[
+        str | None,
+        typer.Option("--probes", metavar="LIST", help="Of nvml,amd,host,network,serving. Default: all that work here."),
+    ] = None,
+    capture: Annotated[
+        str,
+        typer.Option("--capture", metavar="HOW", help="session, cuda-profiler-api (its own start/stop) or nvtx:RANGE."),
+    ] = "session",
+    graph_trace: Annotated[
+        str,
+        typer.Option("--graph-trace", metavar="LEVEL", help="CUDA graphs by node (kernels seen) or graph (cheaper)."),
+    ] = "node",
+    gpu_metrics: Annotated[
+        bool, typer.Option("--gpu-metrics/--no-gpu-metrics", help="Hardware counters, where they are permitted.")
+    ] = True,
+    sampling: Annotated[
+        bool, typer.Option("--sampling", help="CPU samples and context switches as well (more overhead).")
+    ] = False,
+    nsys: Annotated[Path | None, typer.Option("--nsys", metavar="FILE", help="The nsys to use.")] = None,
+    nsys_arg: Annotated[
+        list[str] | None, typer.Option("--nsys-arg", metavar="ARG", help="One more argument for nsys; repeatable.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="The server's base URL. Default: found by itself.")
+    ] = None,
+    metrics_url: Annotated[
+        str | None, typer.Option("--metrics-url", metavar="URL", help="Its metrics endpoint. Default: found by itself.")
+    ] = None,
+    pid: Annotated[
+        int | None, typer.Option("--pid", metavar="PID", help="Observe a process that runs already (no timeline).")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the program running at the end.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained HTML page.")
+    ] = None,
+    force: ForceOption = False,
+    rules: RulesOption = None,
+) -> None:
+    """Profile a program: timeline, GPU, host, network, serving metrics; then say what limits it.
+
+    Example: infprof run --duration 30s -- python server.py
+    """
+    from infprof.durations import parse_seconds
+    from infprof.session import RunOptions, Session
+
+    _check_rule_dirs(rules)
+    _choose("--backend", backend, ("auto", "nsys", "none"))
+    _choose("--graph-trace", graph_trace, ("node", "graph"))
+    if html is not None and html.exists() and not force:
+        raise UsageError(f"{html} exists already. Choose another name, or replace it with --force.")
+    options = RunOptions(
+        command=tuple(command or ()),
+        pid=pid,
+        output=output,
+        force=force,
+        backend=backend,  # type: ignore[arg-type]
+        probes=None if probes is None else tuple(p for p in probes.split(",") if p),
+        warmup_s=parse_seconds("--warmup", warmup),
+        duration_s=parse_seconds("--duration", duration),
+        ready_url=ready_url,
+        ready_port=ready_port,
+        ready_log=ready_log,
+        ready_timeout_s=parse_seconds("--ready-timeout", ready_timeout) or 0.0,
+        url=url,
+        metrics_url=metrics_url,
+        load=load,
+        capture=capture,
+        graph_trace=graph_trace,  # type: ignore[arg-type]
+        gpu_metrics=gpu_metrics,
+        sampling=sampling,
+        nsys=nsys,
+        nsys_args=tuple(nsys_arg or ()),
+        keep=keep,
+    )
+    result = Session(options).run()
+    _diagnose_run(result.bundle.folder, rules, json, html, force)
+    raise typer.Exit(result.exit_code)
 
 
 @app.command()
@@ -414,12 +536,39 @@ def _gate(text: str | None) -> _Gate | None:
 
 def _finish(diagnosis: Diagnosis, gate: _Gate | None) -> None:
     """End with the exit code that the diagnosis asks for."""
-    if diagnosis.verdict.cls == "unusable":
+    if diagnosis.verdict.cls == "unusable" and not diagnosis.has_telemetry:
         # The diagnosis is on stdout; whoever only looks at stderr and the code still learns why.
         print(f"infprof: {diagnosis.verdict.sentence}", file=sys.stderr)
         raise typer.Exit(EXIT_UNUSABLE)
     if gate is not None and gate.fails(diagnosis):
         raise typer.Exit(EXIT_FINDINGS)
+
+
+def _diagnose_run(folder: Path, rules: list[Path] | None, json: bool, html: Path | None, force: bool) -> None:
+    """Print the diagnosis of a fresh bundle and keep it there; a bundle that holds nothing has been explained already."""
+    from infprof.bundle import DIAGNOSIS
+    from infprof.reports import render
+    from infprof.reports.files import replace_file
+
+    try:
+        diagnosis = _diagnose(folder, "auto", None, rules, None)
+    except UsageError:
+        raise
+    except InfprofError as error:
+        print(f"infprof: {error}", file=sys.stderr)
+        return
+    try:
+        replace_file(folder / DIAGNOSIS, render("json", diagnosis).encode())
+    except OSError as error:
+        print(f"infprof: {folder / DIAGNOSIS} cannot be written: {error.strerror or error}.", file=sys.stderr)
+    _write_files(diagnosis, [html] if html else [], None, force)
+    _print(diagnosis, "json" if json else "terminal")
+    print(f"infprof: the bundle is {folder} (infprof analyze {folder} shows this again)", file=sys.stderr)
+
+
+def _choose(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{option} {value}: choose {', '.join(allowed[:-1])} or {allowed[-1]}.")
 
 
 def _check_rule_dirs(rules: list[Path] | None) -> None:

@@ -32,9 +32,11 @@ from infprof.resources import rules_dir
 from infprof.results import (
     DeviceResult,
     Diagnosis,
+    Finding,
     KernelRow,
     KernelTotals,
     Measure,
+    Measures,
     NotEvaluated,
     Problem,
     Provenance,
@@ -44,9 +46,18 @@ from infprof.results import (
 from infprof.results import Scope as MeasureScope
 from infprof.rules import RuleSet, Thresholds, evaluate, load
 from infprof.trace import Trace
-from infprof.verdict import COLLECT_NODES, LOW, TraceFacts, device_verdict, problems_of, trace_verdict
+from infprof.verdict import (
+    COLLECT_NODES,
+    LOW,
+    TraceFacts,
+    device_verdict,
+    problems_of,
+    telemetry_verdict,
+    trace_verdict,
+)
 
 MAX_KERNEL_ROWS = 1000
+NEEDS_RUN = "telemetry of the same run: record with `infprof run`"
 # A steady part of few operations must be this share of the trace to be one.
 MIN_STEADY_SHARE = 0.1
 
@@ -110,6 +121,8 @@ class _Analysis:
         used = distinct_values(self.prepared.operations.device).tolist()
         devices = sorted(used, key=lambda d: self.trace.devices[d].id)
         analyses = [analyze_device(self.prepared, model, d, scope.intervals, limits) for d in devices]
+        for analysis in analyses:
+            self._add_telemetry(analysis)
         unusable = self._unusable(steady, scope, analyses)
         verdicts = [unusable or device_verdict(a, self.thresholds) for a in analyses]
         focus = self._focus(analyses)
@@ -155,6 +168,25 @@ class _Analysis:
             low, high = span(self.prepared)
             return Scope(iv.single(low, high), "full (no steady part was found)", [])
         return named_scope(self.prepared, self.options.window, steady)
+
+    def _add_telemetry(self, analysis: DeviceAnalysis) -> None:
+        """What the probes saw in the window, joined to the device by what surely names it."""
+        telemetry = self.trace.telemetry
+        if telemetry is None:
+            return
+        from infprof.measures.demand import add_demand
+        from infprof.measures.gpu_telemetry import join_gpu
+        from infprof.measures.telemetry import TelemetryScope, add_telemetry
+
+        device = self.trace.devices[analysis.device]
+        names = [d.name for d in self.trace.devices]
+        gpu = join_gpu(telemetry, device.name, device.uuid, device.bus_id, names)
+        low, high = int(analysis.time.scope.starts[0]), int(analysis.time.scope.ends[-1])
+        if self.trace.clock_start_unix_ns is None and self.trace.telemetry_window is not None:
+            low, high = self.trace.telemetry_window
+        else:
+            add_demand(analysis.measures, telemetry, analysis.time)
+        add_telemetry(analysis.measures, telemetry, TelemetryScope(low, high, gpu))
 
     def _enough_after(self, steady: SteadyPart) -> bool:
         """Whether the steady part holds enough work to be judged."""
@@ -259,6 +291,8 @@ class _Analysis:
             context = _Context(self.prepared, analyses[focus], tables[analyses[focus].device], self.thresholds)
             evaluation = evaluate(self.rules, context, self.options.scenario)
             findings, not_evaluated = evaluation.findings, evaluation.not_evaluated
+        elif self.trace.telemetry is not None:
+            findings, not_evaluated = self._from_telemetry_alone(self._telemetry_alone())
         else:
             not_evaluated = [
                 NotEvaluated(r.id, "a longer trace" if short else "a trace that can be judged")
@@ -287,7 +321,7 @@ class _Analysis:
             devices=[self._device_result(a, v) for a, v in zip(analyses, verdicts, strict=True)],
             findings=findings,
             measures=measures,
-            not_evaluated=not_evaluated,
+            not_evaluated=self._without_telemetry(not_evaluated),
             problems=self._unique_problems(),
             provenance=self._provenance(),
             kernel_table=_largest([row for a in analyses for row in tables[a.device]]),
@@ -295,7 +329,15 @@ class _Analysis:
             nccl_table=nccl_table(self.prepared, scope.intervals),
             api_table=api_table(self.prepared, scope.intervals),
             timeline=timeline(self.trace, analyses),
+            has_telemetry=self.trace.telemetry is not None,
         )
+
+    def _without_telemetry(self, rows: list[NotEvaluated]) -> list[NotEvaluated]:
+        """One reason for all rules over telemetry where there is none, instead of each missing name."""
+        if self.trace.telemetry is not None:
+            return rows
+        samples = {rule.id for rule in self.rules.rules if "samples" in rule.needs}
+        return [NotEvaluated(r.rule, NEEDS_RUN) if r.rule in samples else r for r in rows]
 
     def _is_short(self, verdicts: list[Verdict]) -> bool:
         """Whether so little was recorded that a class is a guess and findings would promise too much; says so."""
@@ -328,27 +370,54 @@ class _Analysis:
         )
 
     def _empty(self) -> Diagnosis:
-        """No GPU operation at all: no window, no device, a verdict that says so."""
+        """No GPU operation at all: no device, and a verdict that says so, or that telemetry allows."""
         launches, graph_launches, silent = self._launch_calls()
         facts = TraceFacts(
             0, 0, 0, 0, 0, 0, self.trace.dropped_operations, launches, graph_launches, silent, False, 0.0
         )
         verdict = trace_verdict(facts, self.thresholds, [(s, redact(x)) for s, x in self.trace.diagnostics])
         assert verdict is not None, "a trace without GPU operations is unusable"
-        stating = self.rules.stating(verdict.cls, None)
+        window = Window(0, 0, "none: no GPU operation was recorded")
+        measures = Measures()
+        findings: list[Finding] = []
+        not_evaluated = [NotEvaluated(r.id, "GPU operations") for r in self.rules.rules if not r.states]
+        if self.trace.telemetry is not None:
+            measures = self._telemetry_alone()
+            verdict = telemetry_verdict(measures, self.thresholds, self.trace.provenance.tool == "infprof") or verdict
+            findings, not_evaluated = self._from_telemetry_alone(measures)
+            low, high = self.trace.telemetry_window or (0, 0)
+            window = Window(low, high, "the capture, by telemetry")
+        stating = self.rules.stating(verdict.cls, verdict.cause)
         if stating is not None:
             verdict.rule, verdict.remedies = stating.id, list(stating.remedies)
         self._note_problems([], None)
         return Diagnosis(
             verdict=verdict,
-            window=Window(0, 0, "none: no GPU operation was recorded"),
+            window=window,
             devices=[],
-            findings=[],
-            measures=[],
-            not_evaluated=[NotEvaluated(r.id, "GPU operations") for r in self.rules.rules if not r.states],
+            findings=findings,
+            measures=list(measures),
+            not_evaluated=self._without_telemetry(not_evaluated),
             problems=self._unique_problems(),
             provenance=self._provenance(),
+            has_telemetry=self.trace.telemetry is not None,
         )
+
+    def _telemetry_alone(self) -> Measures:
+        """What the probes saw in the capture, without any timeline."""
+        from infprof.measures.telemetry import TelemetryScope, add_telemetry
+
+        telemetry, measures = self.trace.telemetry, Measures()
+        assert telemetry is not None and self.trace.telemetry_window is not None
+        low, high = self.trace.telemetry_window
+        gpus = telemetry.scopes("gpu_util_ratio") or telemetry.scopes("gpu_memory_used_bytes")
+        add_telemetry(measures, telemetry, TelemetryScope(low, high, gpus[0] if len(gpus) == 1 else None))
+        return measures
+
+    def _from_telemetry_alone(self, measures: Measures) -> tuple[list[Finding], list[NotEvaluated]]:
+        low, high = self.trace.telemetry_window or (0, 0)
+        evaluation = evaluate(self.rules, _TelemetryContext(measures, max(high - low, 0)), self.options.scenario)
+        return evaluation.findings, evaluation.not_evaluated
 
     def _note_problems(self, analyses: list[DeviceAnalysis], scope: Scope | None) -> None:
         for analysis in analyses:
@@ -424,6 +493,20 @@ class _Context:
 
     def kernels(self, selector: str, limit: int) -> list[KernelRow]:
         return self._places.kernels(selector, limit)
+
+
+class _TelemetryContext:
+    """What the rules see where there is no timeline: measures, and no places."""
+
+    def __init__(self, measures: Measures, window_ns: int) -> None:
+        self.measures = measures
+        self.window_ns = window_ns
+
+    def where(self, selector: str, limit: int) -> list[Any]:
+        return []
+
+    def kernels(self, selector: str, limit: int) -> list[KernelRow]:
+        return []
 
 
 def _largest(rows: list[KernelRow]) -> list[KernelRow]:

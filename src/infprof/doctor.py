@@ -174,6 +174,8 @@ def check_machine(machine: Machine) -> list[Check]:
         _check_memory(machine),
         _check_shm(machine),
         _check_temp(machine),
+        _check_host_telemetry(machine),
+        _check_network_telemetry(machine),
     ]
 
 
@@ -830,6 +832,40 @@ def _check_temp(machine: Machine) -> Check:
     )
 
 
+def _check_host_telemetry(machine: Machine) -> Check:
+    """The host probe of `infprof run` reads /proc; pressure figures need a kernel that keeps them (PSI)."""
+    title = "Host telemetry"
+    if machine.read("/proc/self/stat") is None:
+        return Check(
+            "host-telemetry", title, "missing", "/proc cannot be read", "Mount it.", "mount -t proc proc /proc"
+        )
+    if machine.read("/proc/pressure/cpu") is not None:
+        return Check("host-telemetry", title, "ok", "threads, memory, pressure (PSI)")
+    return Check(
+        "host-telemetry",
+        title,
+        "warning",
+        "threads and memory, but no pressure figures (PSI): this kernel does not keep them, or the container hides them",
+        "Boot with psi=1, where the kernel has it built in but off.",
+        "grep -s CONFIG_PSI /boot/config-$(uname -r)",
+    )
+
+
+def _check_network_telemetry(machine: Machine) -> Check:
+    """The network probe reads /proc/net and, for InfiniBand and RoCE, whose traffic appears nowhere else, /sys."""
+    title = "Network telemetry"
+    text = machine.read("/proc/net/dev") or machine.read("/proc/self/net/dev")
+    if text is None:
+        return Check("network-telemetry", title, "missing", "/proc/net/dev cannot be read", "Mount /proc.")
+    names = [line.split(":")[0].strip() for line in text.splitlines() if ":" in line]
+    others = [name for name in names if name != "lo"]
+    rdma = [path.name for path in machine.glob("/sys/class/infiniband/*")]
+    found = f"{len(others)} interface{'' if len(others) == 1 else 's'} beside loopback"
+    return Check(
+        "network-telemetry", title, "ok", found + (f", RDMA: {', '.join(rdma)}" if rdma else ", no RDMA device")
+    )
+
+
 # --- what follows, and how it is shown -------------------------------------------------------------------------------
 
 
@@ -860,6 +896,9 @@ def abilities(checks: list[Check]) -> list[Ability]:
             also_warning=("counters", "counter-users"),
         ),
         unless("CPU samples", "nsys", "cpu-sampling", also_warning=("cpu-sampling",)),
+        unless("GPU telemetry", "driver", "gpus"),
+        unless("host telemetry", "host-telemetry"),
+        unless("network telemetry", "network-telemetry"),
         unless("record with PyTorch", "driver", "gpus", "torch", also_warning=("torch",)),
     ]
 

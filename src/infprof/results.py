@@ -350,6 +350,8 @@ class Diagnosis:
     nccl_table: list[NcclRow] = field(default_factory=list)
     api_table: list[ApiRow] = field(default_factory=list)
     timeline: dict[str, Any] | None = None
+    # Whether probes recorded anything in the same run: then even an unusable timeline leaves something to say.
+    has_telemetry: bool = False
     schema_version: str = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:

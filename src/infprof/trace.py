@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from infprof.results import Problem
+
+if TYPE_CHECKING:
+    from infprof.telemetry import Telemetry
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -162,6 +165,9 @@ class Device:
     sm_count: int | None = None
     memory_bytes: int | None = None
     compute_capability: tuple[int, int] | None = None
+    # What ties it to a GPU of NVML: only there where the trace says surely which card it is.
+    uuid: str | None = None
+    bus_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -224,6 +230,11 @@ class Trace:
     dropped_operations: int = 0
     # Diagnostics of the recording tool itself, as (severity, text).
     diagnostics: list[tuple[str, str]] = field(default_factory=list)
+    # Unix time of this trace's time 0, where the recording tool wrote it down.
+    clock_start_unix_ns: int | None = None
+    # What probes recorded in the same run, on this trace's clock, and when the capture was (start, end).
+    telemetry: Telemetry | None = None
+    telemetry_window: tuple[int, int] | None = None
 
     def operations(self) -> Iterable[Table]:
         """The tables of things that run on a GPU, those that were collected."""

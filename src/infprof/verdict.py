@@ -101,6 +101,31 @@ def trace_verdict(facts: TraceFacts, thresholds: Thresholds, diagnostics: list[t
     return None
 
 
+def telemetry_verdict(measures: Measures, thresholds: Thresholds, no_trace: bool) -> Verdict | None:
+    """The class that telemetry alone allows, None where it allows none.
+
+    Without a timeline nobody knows why a GPU was idle. What can be said: that nothing was asked of the server, or what
+    limits a GPU that is busy, by its own hardware counters (rank A).
+    """
+    silent = measures.value("zero_running_ratio")
+    if silent is not None and silent >= thresholds.no_demand:
+        return Verdict(
+            "no-demand",
+            None,
+            None,
+            "C",
+            FAIR,
+            f"No demand: for {_pct(silent)} of the capture the serving engine had no request running and none waiting.",
+        )
+    if no_trace:
+        return _unusable(
+            "no-gpu-work",
+            "No timeline was recorded, so where the GPU's time went cannot be told; what telemetry shows is below.",
+            "run under nsys for a timeline (infprof doctor says what is missing).",
+        )
+    return None
+
+
 def device_verdict(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
     """The class of one device in one scope, from its measures."""
     m = analysis.measures

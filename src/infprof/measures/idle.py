@@ -77,6 +77,7 @@ class IdleModel:
         self._pure_waits: dict[int, Intervals] = {}
         self._new_kernel_launches: IntArray | None = None
         self._dropped = self._dropped_launch_times()
+        self._no_requests: Intervals | None = None
 
     def after_startup(self, steady_ns: int) -> IdleModel:
         """The same model, timelines included, once it is known where start-up ends."""
@@ -171,7 +172,31 @@ class IdleModel:
                     held,
                     new_kernel,
                 )
+        self._move_to_no_demand(starts, ends, causes)
         return IdleGaps(starts, ends, operation, thread, held, new_kernel, explained, causes)
+
+    def _move_to_no_demand(self, starts: IntArray, ends: IntArray, causes: IntArray) -> None:
+        """Idle time while the engine itself reports no request, running or waiting: no demand, in place.
+
+        Time in launch, allocator and module calls stays what it is: something was being done.
+        """
+        if self._prepared.trace.telemetry is None or not len(starts):
+            return
+        if self._no_requests is None:
+            from infprof.measures.serving_telemetry import demand_intervals
+
+            low, high = int(starts[0]), int(ends[-1])
+            operations = self._prepared.operations
+            if len(operations):
+                low, high = min(low, int(operations.start.min())), max(high, int(operations.end.max()))
+            (first, last), _ = demand_intervals(self._prepared.trace.telemetry, low, high)
+            self._no_requests = iv.union(first, last)
+        left = iv.covered(self._no_requests, starts, ends)
+        for cause in ("unknown", "host-work", "io", "lock", "sync"):
+            moved = np.minimum(left, causes[CAUSE[cause]])
+            causes[CAUSE[cause]] -= moved
+            causes[CAUSE["no-demand"]] += moved
+            left = left - moved
 
     def _split_host(
         self,

@@ -43,20 +43,17 @@ class TelemetryFile:
     """telemetry.sqlite of one run. Samples are kept in memory and written by ``flush``, which the session calls."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
-        from sqlite_utils import Database
-
         self.path = path
         self.clock = clock
         self._lock = threading.Lock()
         self._rows: list[tuple[int, int, float]] = []
         self._series: dict[tuple[str, str, str, tuple[tuple[str, str], ...]], int] = {}
-        connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         # A crash of the machine may cost the last seconds; a crash of this process costs nothing.
-        connection.execute("PRAGMA synchronous = OFF")
-        self._database = Database(connection)
+        self._connection.execute("PRAGMA synchronous = OFF")
         for name, columns in _TABLES.items():
-            self._database[name].create(columns, pk="id" if "id" in columns else None)  # type: ignore[union-attr]
-        self._database["about"].insert({"name": "schema_version", "value": str(SCHEMA_VERSION)})  # type: ignore[union-attr]
+            self._connection.execute(f"CREATE TABLE {name} ({columns})")
+        self._insert("about", "schema_version", str(SCHEMA_VERSION))
 
     def recorder(self, probe: str, signals: Mapping[str, Signal]) -> Recorder:
         """The recorder of one probe."""
@@ -83,45 +80,39 @@ class TelemetryFile:
 
     def _insert(self, table: str, *values: Any) -> None:
         marks = ", ".join("?" * len(values))
-        self._database.conn.execute(f"INSERT INTO {table} VALUES ({marks})", values)
+        self._connection.execute(f"INSERT INTO {table} VALUES ({marks})", values)
 
     def flush(self) -> None:
         """Write the samples kept so far. Raises sqlite3.Error, on a full disk for example."""
         with self._lock:
-            rows, self._rows = self._rows, []
+            # Other threads append meanwhile: what came later stays for the next time.
+            rows = self._rows[:]
             if rows:
-                connection = self._database.conn
-                connection.execute("BEGIN")
+                self._connection.execute("BEGIN")
                 try:
-                    connection.executemany("INSERT INTO samples VALUES (?, ?, ?)", rows)
-                    connection.execute("COMMIT")
+                    self._connection.executemany("INSERT INTO samples VALUES (?, ?, ?)", rows)
+                    self._connection.execute("COMMIT")
                 except sqlite3.Error:
-                    connection.execute("ROLLBACK") if connection.in_transaction else None
+                    if self._connection.in_transaction:
+                        self._connection.execute("ROLLBACK")
                     raise
+                del self._rows[: len(rows)]
 
     def close(self) -> None:
         """Write the rest and close. Raises sqlite3.Error where the rest cannot be written; the file is closed anyway."""
         try:
             self.flush()
         finally:
-            self._database.conn.close()
+            self._connection.close()
 
 
-_TABLES: dict[str, dict[str, type]] = {
-    "about": {"name": str, "value": str},
-    "series": {
-        "id": int,
-        "probe": str,
-        "signal": str,
-        "unit": str,
-        "kind": str,
-        "scope": str,
-        "labels": str,
-    },
-    "samples": {"series": int, "time_ns": int, "value": float},
-    "facts": {"probe": str, "name": str, "scope": str, "value": str},
-    "events": {"probe": str, "time_ns": int, "kind": str, "scope": str, "text": str, "value": float},
-    "missing": {"probe": str, "signal": str, "scope": str, "code": int, "reason": str},
+_TABLES = {
+    "about": "name TEXT, value TEXT",
+    "series": "id INTEGER PRIMARY KEY, probe TEXT, signal TEXT, unit TEXT, kind TEXT, scope TEXT, labels TEXT",
+    "samples": "series INTEGER, time_ns INTEGER, value REAL",
+    "facts": "probe TEXT, name TEXT, scope TEXT, value TEXT",
+    "events": "probe TEXT, time_ns INTEGER, kind TEXT, scope TEXT, text TEXT, value REAL",
+    "missing": "probe TEXT, signal TEXT, scope TEXT, code INTEGER, reason TEXT",
 }
 
 

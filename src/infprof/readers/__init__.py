@@ -44,7 +44,7 @@ def read(path: Path) -> Trace:
     """
     try:
         if path.is_dir():
-            raise InfprofError(f"{path} is a folder, not a profile: name the .sqlite file itself.")
+            return _read_folder(path)
         if not path.exists():
             raise InfprofError(f"{path} does not exist.")
         if not path.is_file():
@@ -61,6 +61,16 @@ def read(path: Path) -> Trace:
         if reader.sniff(path, head):
             return reader.read(path)
     raise InfprofError(_unknown(path, head))
+
+
+def _read_folder(path: Path) -> Trace:
+    from infprof.readers.bundle import is_bundle, read_bundle
+
+    if not is_bundle(path):
+        raise InfprofError(
+            f"{path} is a folder, neither a profile nor a bundle of infprof run: name the .sqlite file itself."
+        )
+    return read_bundle(path)
 
 
 def _unknown(path: Path, head: bytes) -> str:

@@ -261,8 +261,16 @@ class _Builder:
             dropped_launches=dropped,
             dropped_operations=self.dropped_count,
             diagnostics=self._diagnostics(),
+            clock_start_unix_ns=self._clock_start(),
             **tables,
         )
+
+    def _clock_start(self) -> int | None:
+        """Unix time of time 0; None where the file does not say, or its times were moved by the export."""
+        if not self.file.has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
+            return None
+        rows = self.file.rows("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME LIMIT 1")
+        return as_int(rows[0][0]) if rows else None
 
     # --- who: processes, threads, devices, streams -----------------------------------------------------------------
 
@@ -309,7 +317,8 @@ class _Builder:
                 numbers = (as_int(gpu), as_int(cuda), as_int(pid))
                 if numbers[0] is not None and numbers[1] is not None and numbers[2] is not None:
                     self.cuda_devices[numbers[2], numbers[1]] = numbers[0]
-        wanted = ("id", "name", "totalMemory", "smCount", "computeMajor", "computeMinor", "cuDevice")
+        texts = ("name", "uuid", "busLocation")
+        wanted = ("id", *texts, "totalMemory", "smCount", "computeMajor", "computeMinor", "cuDevice")
         self.gpu_facts: dict[int, dict[str, Any]] = {}
         # nsys's own number of each CUDA ordinal, where all processes agree on it.
         self.nsys_numbers: dict[int, int] = {}
@@ -317,7 +326,7 @@ class _Builder:
             columns = [c for c in wanted if c in self.file.tables["TARGET_INFO_GPU"]]
             for row in self.file.rows(f"SELECT {', '.join(columns)} FROM TARGET_INFO_GPU ORDER BY id"):
                 facts: dict[str, Any] = {
-                    key: (value if isinstance(value, str) else None) if key == "name" else as_int(value)
+                    key: (value if isinstance(value, str) else None) if key in texts else as_int(value)
                     for key, value in zip(columns, row, strict=True)
                 }
                 if facts["id"] is None:
@@ -348,6 +357,8 @@ class _Builder:
         if index is None:
             facts = self.gpu_facts.get(gpu if self.renumbered else self.nsys_numbers.get(gpu, gpu), {})
             major, minor = facts.get("computeMajor"), facts.get("computeMinor")
+            # A CUDA ordinal alone is not the number of a card: CUDA sorts by speed, nsys by bus.
+            sure = self.renumbered or gpu in self.nsys_numbers or len(self.gpu_facts) == 1
             index = self.device_index[gpu] = len(self.devices)
             self.devices.append(
                 t.Device(
@@ -356,6 +367,8 @@ class _Builder:
                     facts.get("smCount") or None,
                     facts.get("totalMemory") or None,
                     (int(major), int(minor or 0)) if major is not None else None,
+                    facts.get("uuid") if sure else None,
+                    facts.get("busLocation") if sure else None,
                 )
             )
         return index

@@ -25,14 +25,14 @@ def write_atomic(path: str | Path, text: str, force: bool = False) -> None:
         if target.exists() and not force:
             raise UsageError(f"{target} exists already. Choose another name, or replace it with --force.")
         # Through a link, the file that it points to is replaced and the link stays.
-        _replace(target.resolve(), text.encode("utf-8"))
+        replace_file(target.resolve(), text.encode("utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{target} cannot be written: its folder does not exist. Create it first.") from None
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}. Choose another place.") from None
 
 
-def _replace(target: Path, data: bytes) -> None:
+def replace_file(target: Path, data: bytes) -> None:
     """Put ``data`` at ``target`` in one step; what was there stays whole until then, and after any failure."""
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
     # O_EXCL: nobody else's file is opened. Mode 0666 less the umask is what a file gets that is opened plainly.

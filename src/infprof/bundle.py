@@ -1,0 +1,173 @@
+"""A bundle: the folder that one ``infprof run`` leaves, and the manifest that says what is in it.
+
+::
+
+    manifest.json        what ran, when, which probes, what failed, how the clocks stood (versioned)
+    trace/*.sqlite       the exported trace, one file per capture; beside it the raw report
+    telemetry.sqlite     samples, facts and events of the probes
+    load.json            what the load saw, where infprof made one
+    diagnosis.json       the diagnosis, as ``infprof analyze BUNDLE --json`` prints it again
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from infprof import __version__
+from infprof.errors import InfprofError, UsageError
+
+MANIFEST_VERSION = 1
+MANIFEST, TELEMETRY, DIAGNOSIS, LOAD, TRACE_DIR = (
+    "manifest.json",
+    "telemetry.sqlite",
+    "diagnosis.json",
+    "load.json",
+    "trace",
+)
+
+_SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
+_URL_USER = re.compile(r"(?<=://)[^/@\s]+@")
+_URL_QUERY = re.compile(r"(?<=\?)\S+")
+
+
+class RunNote(NamedTuple):
+    """Something that went otherwise than wished: a stable code, one sentence, and what helps (or None)."""
+
+    code: str
+    sentence: str
+    remedy: str | None = None
+
+
+@dataclass
+class Manifest:
+    """What a run did. Times are Unix nanoseconds; ``state`` is running, complete or partial.
+
+    ``target`` says how the program ended: ``ended`` (by itself, stopped by infprof, killed, kept running),
+    ``exit_code``, and ``exit_code_of``: whose code ``infprof run`` returned (target or infprof).
+    """
+
+    command: list[str]
+    started_unix_ns: int
+    state: str = "running"
+    manifest_version: int = MANIFEST_VERSION
+    infprof_version: str = __version__
+    ended_unix_ns: int | None = None
+    backend: dict[str, Any] = field(default_factory=dict)
+    probes: list[dict[str, Any]] = field(default_factory=list)
+    phases: list[dict[str, Any]] = field(default_factory=list)
+    target: dict[str, Any] = field(default_factory=dict)
+    clocks: dict[str, int] = field(default_factory=dict)
+    files: dict[str, Any] = field(default_factory=dict)
+    notes: list[dict[str, Any]] = field(default_factory=list)
+
+    def note(self, code: str, sentence: str, remedy: str | None = None) -> None:
+        """Record a note, once."""
+        row = RunNote(code, sentence, remedy)._asdict()
+        if row not in self.notes:
+            self.notes.append(row)
+
+    def phase(self, name: str) -> dict[str, Any] | None:
+        """The last phase of a name."""
+        return next((p for p in reversed(self.phases) if p["name"] == name), None)
+
+    def to_json(self) -> str:
+        """The manifest as a file holds it."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+class Bundle:
+    """The folder of one run. ``create`` makes it, ``open`` finds one."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+
+    @classmethod
+    def create(cls, folder: Path, manifest: Manifest, force: bool = False) -> Bundle:
+        """Make the folder and its first manifest.
+
+        A bundle that is there is replaced with ``force``; nothing else ever is. Raises UsageError where the folder
+        exists or cannot be written.
+        """
+        try:
+            if folder.exists():
+                _clear(folder, force)
+            (folder / TRACE_DIR).mkdir(parents=True)
+            bundle = cls(folder, manifest)
+            bundle.save()
+        except OSError as error:
+            raise UsageError(
+                f"{folder} cannot be written: {error.strerror or error}. Name another folder with -o."
+            ) from None
+        return bundle
+
+    @classmethod
+    def open(cls, folder: Path) -> Bundle:
+        """The bundle in a folder. Raises InfprofError where the manifest is missing, damaged or too new."""
+        path = folder / MANIFEST
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InfprofError(f"{folder} is a folder without {MANIFEST}, so it is no bundle of infprof.") from None
+        except (OSError, ValueError) as error:
+            raise InfprofError(f"{path} cannot be read: {error}.") from None
+        if not isinstance(data, dict) or "manifest_version" not in data:
+            raise InfprofError(f"{path} is not a manifest of infprof.")
+        if data["manifest_version"] != MANIFEST_VERSION:
+            raise InfprofError(
+                f"{path} is of manifest version {data['manifest_version']}, and this infprof reads {MANIFEST_VERSION}: "
+                "use the infprof that made it, or a newer one."
+            )
+        known = {k: v for k, v in data.items() if k in Manifest.__dataclass_fields__}
+        try:
+            return cls(folder, Manifest(**known))
+        except TypeError as error:
+            raise InfprofError(f"{path} is incomplete: {error}.") from None
+
+    def save(self) -> None:
+        """Write the manifest, whole or not at all. Raises OSError."""
+        from infprof.reports.files import replace_file
+
+        replace_file(self.folder / MANIFEST, self.manifest.to_json().encode())
+
+    @property
+    def telemetry(self) -> Path:
+        return self.folder / TELEMETRY
+
+    def traces(self) -> list[Path]:
+        """The exported traces, in the order of their captures."""
+        return [self.folder / name for name in self.manifest.files.get("traces", [])]
+
+
+def _clear(folder: Path, force: bool) -> None:
+    import shutil
+
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+        return
+    if not (folder / MANIFEST).is_file():
+        raise UsageError(f"{folder} exists already and is no bundle of infprof. Name another folder with -o.")
+    if not force:
+        raise UsageError(f"{folder} exists already. Name another folder with -o, or replace the bundle with --force.")
+    shutil.rmtree(folder)
+
+
+def redact_command(command: Sequence[str]) -> list[str]:
+    """A command line without what may be secret: values of options named like keys, tokens and passwords, and URLs' parts."""
+    out: list[str] = []
+    hide_next = False
+    for word in command:
+        name, equals, _ = word.partition("=")
+        if hide_next and not word.startswith("-"):
+            out.append("<redacted>")
+        elif equals and _SECRET_NAME.search(name):
+            out.append(f"{name}=<redacted>")
+        else:
+            out.append(_URL_QUERY.sub("<redacted>", _URL_USER.sub("<redacted>@", word)) if "://" in word else word)
+        hide_next = not equals and word.startswith("-") and bool(_SECRET_NAME.search(word))
+    return out

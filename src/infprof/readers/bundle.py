@@ -1,0 +1,116 @@
+"""Bundles of `infprof run`: the trace, if one was recorded, with the telemetry of the same run on the trace's clock."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from infprof.bundle import MANIFEST, Bundle
+from infprof.errors import InfprofError
+from infprof.results import Problem
+from infprof.telemetry import Telemetry, read_telemetry
+from infprof.trace import Trace, TraceProvenance
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether the folder is a bundle."""
+    return (path / MANIFEST).is_file()
+
+
+def read_bundle(folder: Path) -> Trace:
+    """The bundle as a Trace with ``telemetry``; without a recorded trace its tables are all "not collected".
+
+    Raises InfprofError where the manifest is damaged, or where there is neither a trace nor telemetry.
+    """
+    from infprof.readers import read
+
+    bundle = Bundle.open(folder)
+    problems = [Problem(n["code"], _sentence(n)) for n in bundle.manifest.notes]
+    problems += _left_out_probes(bundle)
+    telemetry = _telemetry(bundle, problems)
+    traces = [path for path in bundle.traces() if path.is_file()]
+    trace = None
+    if traces:
+        # Of several captures the last one is the warmest.
+        trace = read(traces[-1])
+        if len(traces) > 1:
+            others = ", ".join(p.name for p in traces[:-1])
+            problems.append(
+                Problem(
+                    "several-captures",
+                    f"{len(traces)} captures were made; this is the last one. The others are files of their own: {others}.",
+                    len(traces),
+                )
+            )
+    elif telemetry is None:
+        raise InfprofError(f"{folder} holds neither a trace nor telemetry: the run recorded nothing.")
+    else:
+        trace = _without_trace(bundle)
+    trace.problems += problems
+    trace.provenance.inputs = [folder.name]
+    if telemetry is not None:
+        trace.telemetry = _on_clock_of(trace, telemetry)
+        trace.telemetry_window = _window(bundle, trace)
+    return trace
+
+
+def _sentence(note: dict[str, str | None]) -> str:
+    return " ".join(str(note[part]) for part in ("sentence", "remedy") if note.get(part))
+
+
+def _left_out_probes(bundle: Bundle) -> list[Problem]:
+    return [
+        Problem("probe-failed", f"The probe {p['name']} failed: {p['reason']}.")
+        for p in bundle.manifest.probes
+        if p.get("state") == "failed"
+    ]
+
+
+def _telemetry(bundle: Bundle, problems: list[Problem]) -> Telemetry | None:
+    if not bundle.telemetry.is_file():
+        return None
+    try:
+        return read_telemetry(bundle.telemetry)
+    except sqlite3.Error as error:
+        problems.append(Problem("damaged-telemetry", f"{bundle.telemetry.name} cannot be read: {error}."))
+        return None
+
+
+def _without_trace(bundle: Bundle) -> Trace:
+    capture = {"backend": bundle.manifest.backend.get("name")}
+    provenance = TraceProvenance("infprof", bundle.manifest.infprof_version, [], capture)
+    trace = Trace(strings=[], devices=[], processes=[], threads=[], streams=[], provenance=provenance)
+    # A bundle without a trace has only one clock: the run's own, from the start of its capture.
+    trace.clock_start_unix_ns = _capture(bundle)[0]
+    return trace
+
+
+def _on_clock_of(trace: Trace, telemetry: Telemetry) -> Telemetry:
+    if trace.clock_start_unix_ns is None:
+        trace.problems.append(
+            Problem(
+                "clocks-not-aligned",
+                "The trace does not say when it began, so telemetry and timeline are not matched in time: figures of "
+                "the telemetry are those of the whole capture.",
+            )
+        )
+        return telemetry
+    return telemetry.shifted(-trace.clock_start_unix_ns)
+
+
+def _window(bundle: Bundle, trace: Trace) -> tuple[int, int]:
+    low, high = _capture(bundle)
+    start = trace.clock_start_unix_ns or 0
+    return low - start, high - start
+
+
+def _capture(bundle: Bundle) -> tuple[int, int]:
+    """When the capture was, in Unix ns; the whole run where it was never reached."""
+    manifest = bundle.manifest
+    phase = manifest.phase("capture")
+    end = manifest.ended_unix_ns
+    if phase is not None:
+        start, end = phase["start_unix_ns"], phase["end_unix_ns"] or end
+    else:
+        start = manifest.started_unix_ns
+    return int(start), int(end if end is not None else start)

@@ -1,0 +1,110 @@
+"""When is a server ready? A URL that answers, a port that listens, a line in its log, or an OpenAI endpoint found by itself."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import psutil
+
+from infprof.errors import UsageError
+
+if TYPE_CHECKING:
+    import httpx
+
+# A server that loads a model may accept a connection long before it answers.
+_ASK_TIMEOUT_S = 2.0
+
+
+def http_client() -> httpx.Client:
+    """A client that talks to the target alone: no proxy, no netrc."""
+    import httpx
+
+    return httpx.Client(timeout=_ASK_TIMEOUT_S, trust_env=False)
+
+
+def url_answers(client: httpx.Client, url: str) -> bool:
+    """Whether a GET of the URL ends with a status under 400."""
+    import httpx
+
+    try:
+        return client.get(url).status_code < 400
+    except httpx.HTTPError:
+        return False
+
+
+def port_listens(host: str, port: int) -> bool:
+    """Whether something accepts connections there."""
+    try:
+        with socket.create_connection((host, port), timeout=_ASK_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
+
+
+def log_matcher(pattern: str) -> re.Pattern[str]:
+    """The pattern of ``--ready-log``. Raises UsageError where it is no regular expression."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--ready-log {pattern}: not a regular expression ({error}).") from None
+
+
+def check_url(option: str, url: str) -> str:
+    """The URL, without a slash at its end. Raises UsageError where it is none."""
+    parts = urlsplit(url)
+    try:
+        port_is_number = parts.port is None or parts.port > 0
+    except ValueError:
+        port_is_number = False
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_number:
+        raise UsageError(f"{option} {url}: give a URL such as http://127.0.0.1:8000.")
+    return url.rstrip("/")
+
+
+def origin(url: str) -> str:
+    """Scheme, host and port of a URL."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def listening_ports(pid: int) -> list[int]:
+    """TCP ports on which the process or one of its descendants listens, ascending."""
+    ports: set[int] = set()
+    for process in _family(pid):
+        try:
+            ports |= {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        except psutil.Error:
+            continue
+    return sorted(ports)
+
+
+def find_openai_server(client: httpx.Client, pid: int) -> str | None:
+    """The base URL of an OpenAI-compatible server of the process tree that lists its models; None while there is none."""
+    import httpx
+
+    for port in listening_ports(pid):
+        base = f"http://127.0.0.1:{port}"
+        try:
+            answer = client.get(f"{base}/v1/models")
+            if answer.status_code == 200 and isinstance(answer.json().get("data"), list):
+                return base
+        except (httpx.HTTPError, ValueError, AttributeError):
+            continue
+    return None
+
+
+def seen_in(pattern: re.Pattern[str], lines: Callable[[], Sequence[str]]) -> bool:
+    """Whether a line of the log matches."""
+    return any(pattern.search(line) for line in lines())
+
+
+def _family(pid: int) -> Iterable[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []

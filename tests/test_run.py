@@ -1,0 +1,413 @@
+"""`infprof run` as its user meets it: real programs, real signals, real exit codes; nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infprof.bundle import redact_command
+from infprof.durations import parse_seconds
+from infprof.errors import UsageError
+
+INFPROF = [sys.executable, "-c", "from infprof.cli import main; main()"]
+PLAIN = ["--backend", "none", "--probes", ""]
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[[str], list[str]]:
+    """A Python program from its text, as a command."""
+
+    def make(text: str) -> list[str]:
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(text))
+        return [sys.executable, str(path)]
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """After every test: no process that was not there before."""
+    marker = f"INFPROF_TEST_RUN_{os.getpid()}_{time.monotonic_ns()}"
+    os.environ["INFPROF_TEST_MARKER"] = marker
+    yield
+    del os.environ["INFPROF_TEST_MARKER"]
+    left = [p for p in psutil.process_iter() if p.pid != os.getpid() and _marked(p, marker)]
+    for process in left:
+        process.kill()
+    assert not left
+
+
+def _marked(process: psutil.Process, marker: str) -> bool:
+    try:
+        return process.environ().get("INFPROF_TEST_MARKER") == marker and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def run(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*INFPROF, "run", *words], capture_output=True, text=True, timeout=PATIENCE_S, **more)
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    return data
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait for another process; a test that waits too long fails."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.02)
+
+
+def codes(folder: Path) -> list[str]:
+    return [note["code"] for note in manifest(folder)["notes"]]
+
+
+# --- how programs end -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 3, 77])
+def test_the_programs_own_code_is_passed_on(program: Callable[[str], list[str]], tmp_path: Path, code: int) -> None:
+    done = run(*PLAIN, "-o", str(tmp_path / "b"), "--", *program(f"import sys; sys.exit({code})"))
+    assert done.returncode == code
+    target = manifest(tmp_path / "b")["target"]
+    assert (target["ended"], target["exit_code"], target["exit_code_of"]) == ("by itself", code, "target")
+
+
+def test_a_program_killed_by_a_signal_ends_as_in_a_shell(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    done = run(*PLAIN, "-o", str(tmp_path / "b"), "--", *program("import os; os.kill(os.getpid(), 9)"))
+    assert done.returncode == 137
+    assert manifest(tmp_path / "b")["target"]["exit_code"] == 137
+
+
+def test_its_output_stays_its_own(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    text = r"import sys; sys.stdout.buffer.write(b'\x00\xff out'); sys.stderr.write('err line\n')"
+    done = subprocess.run(
+        [*INFPROF, "run", *PLAIN, "-o", str(tmp_path / "b"), "--json", "--", *program(text)],
+        capture_output=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.stdout.startswith(b"\x00\xff out")
+    assert b"err line\n" in done.stderr
+    assert json.loads(done.stdout[len(b"\x00\xff out") :])["schema_version"] == "1.0"
+
+
+def test_a_missing_program_leaves_no_folder(tmp_path: Path) -> None:
+    done = run(*PLAIN, "-o", str(tmp_path / "b"), "--", "no-such-program-here")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no program called no-such-program-here" in done.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_file_that_is_no_program_is_said_in_one_sentence(tmp_path: Path) -> None:
+    script = tmp_path / "broken"
+    script.write_text("not a program\n")
+    script.chmod(0o755)
+    done = run(*PLAIN, "-o", str(tmp_path / "b"), "--", str(script))
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1 and "cannot be started" in done.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_duration_ends_a_server_with_0(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    server = program("import time\nwhile True: time.sleep(60)")
+    done = run(*PLAIN, "-o", str(tmp_path / "b"), "--duration", "300ms", "--", *server)
+    assert done.returncode == 0, done.stderr
+    data = manifest(tmp_path / "b")
+    assert data["target"]["ended"] == "by infprof (SIGTERM)"
+    assert data["target"]["exit_code_of"] == "infprof"
+    assert data["phases"][-1]["ended_by"] == "time"
+
+
+def test_a_program_that_ignores_sigterm_is_killed(
+    program: Callable[[str], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from infprof import session
+    from infprof.progress import Progress
+
+    monkeypatch.setattr(session, "END_PATIENCE_S", 0.3)
+    deaf = program("import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint(1, flush=True)\ntime.sleep(600)")
+    options = session.RunOptions(deaf, output=tmp_path / "b", backend="none", probes=(), duration_s=0.1, ready_log="1")
+    result = session.Session(options, Progress()).run()
+    assert result.exit_code == 0
+    assert manifest(tmp_path / "b")["target"]["ended"] == "by infprof (SIGKILL)"
+
+
+def test_children_that_outlive_the_program_are_ended_and_said(
+    program: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    """Forked, daemonised with a second fork, and in a session of its own."""
+    text = """
+        import os, time
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                time.sleep(600)
+            os._exit(0)
+        if os.fork() == 0:
+            time.sleep(600)
+        time.sleep(0.2)
+    """
+    done = run(*PLAIN, "-o", str(tmp_path / "b"), "--", *program(text))
+    assert done.returncode == 0
+    note = next(n for n in manifest(tmp_path / "b")["notes"] if n["code"] == "left-running")
+    assert note["sentence"].startswith("2 processes")
+
+
+def test_keep_leaves_the_program_running(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    server = program("import time\nwhile True: time.sleep(60)")
+    # Not through pipes: the program keeps them open.
+    words = [*INFPROF, "run", *PLAIN, "-o", str(tmp_path / "b"), "--duration", "200ms", "--keep", "--", *server]
+    done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=PATIENCE_S)
+    assert done.returncode == 0
+    target = manifest(tmp_path / "b")["target"]
+    process = psutil.Process(target["pid"])
+    assert target["ended"] == "still running" and process.is_running()
+    process.kill()
+    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_running_process_is_observed_and_left_alone(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    with subprocess.Popen(program("import time; time.sleep(600)")) as server:
+        done = run("--probes", "", "-o", str(tmp_path / "b"), "--duration", "200ms", "--pid", str(server.pid))
+        assert done.returncode == 0, done.stderr
+        assert server.poll() is None
+        server.kill()
+    assert manifest(tmp_path / "b")["target"]["ended"] == "still running"
+
+
+def test_a_pid_that_does_not_exist(tmp_path: Path) -> None:
+    done = run("--probes", "", "-o", str(tmp_path / "b"), "--pid", "99999999")
+    assert done.returncode == 2 and "no such process" in done.stderr
+    assert not (tmp_path / "b").exists()
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_ends_the_capture_and_keeps_everything(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    text = """
+        import signal, sys, time
+        def end(*_):
+            print("asked to end", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGINT, end)
+        print("up", flush=True)
+        time.sleep(600)
+    """
+    command = [*INFPROF, "run", *PLAIN, "-o", str(tmp_path / "b"), "--", *program(text)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert "asked to end" in out and "SIGINT: ending the capture" in err
+    data = manifest(tmp_path / "b")
+    assert (data["state"], data["target"]["ended"]) == ("partial", "by infprof (SIGINT)")
+    assert (tmp_path / "b" / "telemetry.sqlite").is_file()
+
+
+def test_a_second_ctrl_c_kills(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    text = """
+        import signal, time
+        for s in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(s, lambda *_: print("no", flush=True))
+        print("up", flush=True)
+        while True: time.sleep(600)
+    """
+    command = [*INFPROF, "run", *PLAIN, "-o", str(tmp_path / "b"), "--", *program(text)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "no\n"
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert manifest(tmp_path / "b")["target"]["exit_code"] == 137
+
+
+def test_the_program_is_in_a_group_of_its_own(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    """A terminal sends Ctrl-C to the whole foreground group: only infprof may get it."""
+    done = run(*PLAIN, "-o", str(tmp_path / "b"), "--", *program("import os; print(os.getpid() == os.getpgrp())"))
+    assert done.stdout.startswith("True\n")
+
+
+# --- when it is ready -------------------------------------------------------------------------------------------------
+
+
+def test_ready_when_a_line_matches(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    text = "import sys, time\nprint('loading', flush=True)\nsys.stderr.write('Application startup complete.\\n')\ntime.sleep(600)"
+    done = run(
+        *PLAIN,
+        "-o",
+        str(tmp_path / "b"),
+        "--ready-log",
+        "startup complete",
+        "--duration",
+        "100ms",
+        "--",
+        *program(text),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "loading\n" in done.stdout and "Application startup complete.\n" in done.stderr
+    phases = manifest(tmp_path / "b")["phases"]
+    assert [(p["name"], p["ended_by"]) for p in phases] == [("start-up", "condition"), ("capture", "time")]
+
+
+SERVER = """
+    import http.server, sys
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200); self.end_headers(); self.wfile.write(b"ok")
+        def log_message(self, *_): pass
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    open(sys.argv[1], "w").write(str(server.server_port))
+    server.serve_forever()
+"""
+
+
+def test_ready_when_a_url_answers_then_warm_up_then_capture(
+    program: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    text = SERVER.replace('("127.0.0.1", 0)', f'("127.0.0.1", {port})')
+    done = run(
+        *PLAIN, "-o", str(tmp_path / "b"), "--ready-url", f"http://127.0.0.1:{port}/health",
+        "--warmup", "100ms", "--duration", "100ms", "--", *program(text), str(tmp_path / "port"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [p["name"] for p in manifest(tmp_path / "b")["phases"]] == ["start-up", "warm-up", "capture"]
+
+
+def test_a_server_that_is_never_ready(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    done = run(
+        *PLAIN, "-o", str(tmp_path / "b"), "--ready-log", "never", "--ready-timeout", "300ms",
+        "--", *program("import time; time.sleep(600)"),
+    )  # fmt: skip
+    assert done.returncode == 4
+    assert "was not ready" in done.stderr
+    assert codes(tmp_path / "b") == ["never-ready"]
+
+
+def test_a_server_that_dies_while_it_starts(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    done = run(*PLAIN, "-o", str(tmp_path / "b"), "--ready-log", "never", "--", *program("import sys; sys.exit(9)"))
+    assert done.returncode == 9
+    assert manifest(tmp_path / "b")["phases"][-1]["ended_by"] == "the end of the program"
+
+
+# --- where it goes ----------------------------------------------------------------------------------------------------
+
+
+def test_an_existing_folder_is_never_overwritten_by_accident(
+    program: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    folder, command = tmp_path / "b", program("print('ran')")
+    assert run(*PLAIN, "-o", str(folder), "--", *command).returncode == 0
+    again = run(*PLAIN, "-o", str(folder), "--", *command)
+    assert again.returncode == 2 and "exists already" in again.stderr and "ran" not in again.stdout
+    assert run(*PLAIN, "-o", str(folder), "--force", "--", *command).returncode == 0
+    other = tmp_path / "mine"
+    other.mkdir()
+    (other / "thesis.txt").write_text("years of work")
+    refused = run(*PLAIN, "-o", str(other), "--force", "--", *command)
+    assert refused.returncode == 2 and (other / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_folder_without_permission(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        # Root may write anywhere but into /proc.
+        place = "/proc/infprof-bundle"
+    else:
+        closed = tmp_path / "closed"
+        closed.mkdir(mode=0o500)
+        place = str(closed / "b")
+    done = run(*PLAIN, "-o", place, "--", *program("print('ran')"))
+    assert done.returncode == 2 and "ran" not in done.stdout
+    assert re.fullmatch(r"infprof: \S+ cannot be written: .*\n", done.stderr)
+
+
+def test_a_bundle_is_diagnosed_again_the_same(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    first = run("--backend", "none", "-o", str(tmp_path / "b"), "--json", "--", *program("sum(range(10**7))"))
+    again = subprocess.run(
+        [*INFPROF, "analyze", "--json", str(tmp_path / "b")], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert again.returncode == first.returncode == 0, again.stderr
+    assert again.stdout == first.stdout == (tmp_path / "b" / "diagnosis.json").read_text()
+
+
+# --- what it is asked -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--", ""], "no program called"),
+        ([], "either a command after --, or --pid"),
+        (["--pid", "1", "--", "true"], "either a command after --, or --pid"),
+        (["--duration", "soon", "--", "true"], "write a time such as 10s"),
+        (["--duration", "0s", "--", "true"], "above 0"),
+        (["--backend", "perf", "--", "true"], "choose auto, nsys or none"),
+        (["--probes", "gpu", "--", "true"], "no probe called gpu"),
+        (["--capture", "always", "--", "true"], "choose session, cuda-profiler-api or nvtx:RANGE"),
+        (["--ready-log", "(", "--", "true"], "not a regular expression"),
+        (["--ready-url", "localhost", "--", "true"], "give a URL"),
+        (["--load", "user=8", "--", "true"], "users"),
+    ],
+)
+def test_wrong_options_end_before_anything_is_started(tmp_path: Path, words: list[str], says: str) -> None:
+    done = run("-o", str(tmp_path / "b"), *words)
+    assert done.returncode == 2
+    assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10s", 10.0), ("500ms", 0.5), ("2min", 120.0), ("1.5h", 5400.0), ("7", 7.0)]
+)
+def test_times(text: str, seconds: float) -> None:
+    assert parse_seconds("--duration", text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "10 parsecs", "1e400s", "inf"])
+def test_times_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_seconds("--duration", text)
+
+
+def test_secrets_of_the_command_line_are_not_kept() -> None:
+    command = [
+        "serve",
+        "--api-key",
+        "sk-1",
+        "--hf-token=hf_2",
+        "--model",
+        "m",
+        "--url",
+        "http://u:p@host/x?sig=3",
+        "HF_TOKEN=4",
+    ]
+    kept = redact_command(command)
+    assert kept[:2] == ["serve", "--api-key"] and kept[4:6] == ["--model", "m"]
+    assert not any(secret in " ".join(kept) for secret in ("sk-1", "hf_2", "u:p", "sig", "=4"))
