@@ -162,7 +162,10 @@ def test_every_cause_of_a_bubble_has_a_rule(cause: str) -> None:
         ("pcie-limited", "pageable", "pageable-copies"),
         ("pcie-limited", "small-copies", "small-copies"),
         ("pcie-limited", "volume", "exposed-copies"),
-        ("pcie-limited", "link-downgrade", "exposed-copies"),
+        ("pcie-limited", "link-downgrade", "link-downgrade"),
+        ("throttled", "power", "throttled-power"),
+        ("throttled", "thermal", "throttled-thermal"),
+        ("throttled", "other", "throttled"),
         ("communication-bound", "straggler", "straggler-rank"),
         ("communication-bound", "unknown", "exposed-communication"),
         ("compute-bound", None, "compute-bound"),
@@ -180,7 +183,7 @@ def test_verdicts_point_to_their_rule(cls: str, cause: str | None, rule_id: str)
 
 
 def test_a_class_without_a_rule_has_none() -> None:
-    assert SHIPPED.stating("throttled", "power") is None
+    assert SHIPPED.stating("never-heard-of", "power") is None
 
 
 # Judgement: stories of whole traces

@@ -321,7 +321,7 @@ class _Analysis:
             devices=[self._device_result(a, v) for a, v in zip(analyses, verdicts, strict=True)],
             findings=findings,
             measures=measures,
-            not_evaluated=self._without_telemetry(not_evaluated),
+            not_evaluated=self._reasons(not_evaluated, analyses[focus].measures),
             problems=self._unique_problems(),
             provenance=self._provenance(),
             kernel_table=_largest([row for a in analyses for row in tables[a.device]]),
@@ -332,12 +332,19 @@ class _Analysis:
             has_telemetry=self.trace.telemetry is not None,
         )
 
-    def _without_telemetry(self, rows: list[NotEvaluated]) -> list[NotEvaluated]:
-        """One reason for all rules over telemetry where there is none, instead of each missing name."""
-        if self.trace.telemetry is not None:
-            return rows
-        samples = {rule.id for rule in self.rules.rules if "samples" in rule.needs}
-        return [NotEvaluated(r.rule, NEEDS_RUN) if r.rule in samples else r for r in rows]
+    def _reasons(self, rows: list[NotEvaluated], measures: Measures) -> list[NotEvaluated]:
+        """Why rules over telemetry could not be judged: that there is none, or what the probe itself said."""
+        over_samples = {rule.id: rule for rule in self.rules.rules if "samples" in rule.needs}
+        out = []
+        for row in rows:
+            rule = over_samples.get(row.rule)
+            if rule is not None and self.trace.telemetry is None:
+                row = NotEvaluated(row.rule, NEEDS_RUN)
+            elif rule is not None:
+                absent = [m for m in map(measures.get, rule.when.names) if m is not None and m.value is None]
+                row = NotEvaluated(row.rule, f"telemetry ({absent[0].source})") if absent else row
+            out.append(row)
+        return out
 
     def _is_short(self, verdicts: list[Verdict]) -> bool:
         """Whether so little was recorded that a class is a guess and findings would promise too much; says so."""
@@ -397,7 +404,7 @@ class _Analysis:
             devices=[],
             findings=findings,
             measures=list(measures),
-            not_evaluated=self._without_telemetry(not_evaluated),
+            not_evaluated=self._reasons(not_evaluated, measures),
             problems=self._unique_problems(),
             provenance=self._provenance(),
             has_telemetry=self.trace.telemetry is not None,
@@ -405,19 +412,35 @@ class _Analysis:
 
     def _telemetry_alone(self) -> Measures:
         """What the probes saw in the capture, without any timeline."""
+        from infprof.measures.gpu_telemetry import target_gpus
         from infprof.measures.telemetry import TelemetryScope, add_telemetry
 
         telemetry, measures = self.trace.telemetry, Measures()
         assert telemetry is not None and self.trace.telemetry_window is not None
         low, high = self.trace.telemetry_window
-        gpus = telemetry.scopes("gpu_util_ratio") or telemetry.scopes("gpu_memory_used_bytes")
-        add_telemetry(measures, telemetry, TelemetryScope(low, high, gpus[0] if len(gpus) == 1 else None))
+        gpus = target_gpus(telemetry)
+        if len(gpus) > 1:
+            name = telemetry.facts("gpu_name").get(gpus[0], "GPU")
+            index = telemetry.facts("gpu_index").get(gpus[0])
+            self.problems.append(
+                Problem(
+                    "one-of-several-gpus",
+                    f"{len(gpus)} GPUs were watched; figures are those of the busiest, number {index} ({name}).",
+                    len(gpus),
+                )
+            )
+        add_telemetry(measures, telemetry, TelemetryScope(low, high, gpus[0] if gpus else None))
         return measures
 
     def _from_telemetry_alone(self, measures: Measures) -> tuple[list[Finding], list[NotEvaluated]]:
         low, high = self.trace.telemetry_window or (0, 0)
         evaluation = evaluate(self.rules, _TelemetryContext(measures, max(high - low, 0)), self.options.scenario)
-        return evaluation.findings, evaluation.not_evaluated
+        over_samples = {rule.id for rule in self.rules.rules if "samples" in rule.needs}
+        rest = [
+            row if row.rule in over_samples else NotEvaluated(row.rule, "GPU operations")
+            for row in evaluation.not_evaluated
+        ]
+        return evaluation.findings, rest
 
     def _note_problems(self, analyses: list[DeviceAnalysis], scope: Scope | None) -> None:
         for analysis in analyses:

@@ -36,6 +36,7 @@ from infprof.target import (
     missing_program,
     own_leftovers,
     program_name,
+    reap_orphans,
     signal_name,
 )
 
@@ -49,6 +50,8 @@ _TICK_S = 0.1
 _FLUSH_S = 1.0
 # How long a program may take to end after it was asked to: servers finish requests first.
 END_PATIENCE_S = 20.0
+# How long nsys may take to write a report.
+_REPORT_LIMIT_S = 300.0
 _DEFAULT_WARMUP_S = 5.0
 # Under this the telemetry alone may fill the disk during a run.
 _LEAST_FREE_BYTES = 64 << 20
@@ -149,6 +152,7 @@ class Session:
         self._load_thread: threading.Thread | None = None
         self._load_result: LoadResult | None = None
         self._load_error: str | None = None
+        self._reports: list[Path] = []
         self._trace_lost = False
         self._disk_full = False
         self._ended_by_itself = False
@@ -346,6 +350,7 @@ class Session:
             self.progress.say("ending the program.")
             took = target.end(first, END_PATIENCE_S)
             how = f"by infprof ({took})"
+        self._finish_nsys()
         self.manifest.target = {"ended": how, "pid": target.root_pid, "exit_code": target.exit_code()}
         if self._tee is not None:
             self._tee.join(2.0)
@@ -480,9 +485,7 @@ class Session:
         try:
             self._nsys.start()
         except InfprofError as error:
-            self._trace_lost = True
-            self.manifest.note("capture-not-started", str(error))
-            self.progress.say(str(error))
+            self._lose_trace("capture-not-started", str(error))
 
     def _ask_engine(self, what: str) -> None:
         """Ask the engine to call cudaProfilerStart or -Stop; a program that does so by itself has no such endpoint."""
@@ -508,10 +511,9 @@ class Session:
             return
         self.progress.status("waiting for nsys to write the report")
         try:
-            self._nsys.stop()
+            self._reports = self._nsys.stop(_REPORT_LIMIT_S)
         except InfprofError as error:
-            self.manifest.note("capture-not-stopped", str(error))
-            self.progress.say(str(error))
+            self._lose_trace("capture-not-stopped", str(error))
 
     # --- load --------------------------------------------------------------------------------------------------------
 
@@ -558,17 +560,24 @@ class Session:
 
     # --- after -------------------------------------------------------------------------------------------------------
 
-    def _collect_reports(self) -> None:
-        nsys = self._nsys
-        if nsys is None:
+    def _finish_nsys(self) -> None:
+        """Wait until nsys has written its report of an ended program; only then it knows the program's exit code."""
+        if self._nsys is None:
             return
+        self.progress.status("waiting for nsys to write the report")
         try:
-            reports = nsys.finish(60.0) if self._ended_by_itself or not self.target.alive() else nsys.stop()
-            self._export(nsys, reports)
+            self._reports = self._nsys.finish(_REPORT_LIMIT_S)
         except InfprofError as error:
-            self._trace_lost = True
-            self.manifest.note("trace-lost", str(error))
-            self.progress.say(str(error))
+            self._lose_trace("trace-lost", str(error))
+
+    def _collect_reports(self) -> None:
+        if self._nsys is not None:
+            self._export(self._nsys, self._reports)
+
+    def _lose_trace(self, code: str, sentence: str) -> None:
+        self._trace_lost = True
+        self.manifest.note(code, sentence)
+        self.progress.say(sentence)
 
     def _export(self, nsys: NsysBackend, reports: list[Path]) -> None:
         traces = []
@@ -577,14 +586,11 @@ class Session:
             try:
                 traces.append(nsys.export(report))
             except InfprofError as error:
-                self._trace_lost = True
-                self.manifest.note("export-failed", str(error))
-                self.progress.say(str(error))
+                self._lose_trace("export-failed", str(error))
         self.manifest.files["reports"] = [self._inside(p) for p in reports]
         self.manifest.files["traces"] = [self._inside(p) for p in traces]
-        if not reports:
-            self._trace_lost = True
-            self.manifest.note("no-report", "nsys left no report: no timeline can be analysed.")
+        if not reports and not self._trace_lost:
+            self._lose_trace("no-report", "nsys left no report: no timeline can be analysed.")
 
     def _inside(self, path: Path) -> str:
         return str(path.relative_to(self.bundle.folder)) if path.is_relative_to(self.bundle.folder) else str(path)
@@ -609,6 +615,8 @@ class Session:
                         f"{'were' if count > 1 else 'was'} ended.",
                         "--keep leaves the program and what it started running.",
                     )
+        started = target.process if target is not None else None
+        reap_orphans([*self._children_before, *([started.pid] if started is not None else [])])
         try:
             self._file.close()
             self.manifest.files["telemetry"] = bundles.TELEMETRY

@@ -100,9 +100,12 @@ class Target:
         """Whether the program, or the process that stands for it, still runs."""
         if time.monotonic() - self._looked >= _LOOK_EVERY_S:
             self._look()
-        if self.process is not None:
-            return self.process.poll() is None
-        return self._root is not None and self._root.is_running() and self._root.status() != psutil.STATUS_ZOMBIE
+        if self.process is not None and self.process.poll() is not None:
+            return False
+        if self.process is not None and self.process.pid == self.root_pid:
+            return True
+        # What stands for the program may go on long after it: nsys writes its report then.
+        return any(_lives(p) for p in (self._root, *self._seen.values()) if p is not None)
 
     def exit_code(self) -> int | None:
         """What the program ended with, 128 + signal for a signal; None while it runs or where nobody can know."""
@@ -209,6 +212,16 @@ def own_leftovers(before: Iterable[int]) -> list[psutil.Process]:
         return [p for p in psutil.Process().children(recursive=True) if p.pid not in known and _lives(p)]
     except psutil.Error:
         return []
+
+
+def reap_orphans(known: Iterable[int]) -> None:
+    """Take the exit codes of adopted processes that have ended, so that no zombie stays; ``known`` are waited for elsewhere."""
+    for process in psutil.Process().children():
+        try:
+            if process.pid not in known and process.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(process.pid, os.WNOHANG)
+        except (psutil.Error, ChildProcessError):
+            continue
 
 
 def exit_code_of(process: subprocess.Popen[bytes]) -> int | None:

@@ -117,6 +117,15 @@ def telemetry_verdict(measures: Measures, thresholds: Thresholds, no_trace: bool
             FAIR,
             f"No demand: for {_pct(silent)} of the capture the serving engine had no request running and none waiting.",
         )
+    # Only a GPU that hardly ever rests has a limiter that matters; why one rests only a timeline can tell.
+    active = measures.value("gpm_graphics_active_ratio")
+    if _value(measures, "gpu_load_ratio") >= thresholds.compute_max or (active or 0) >= thresholds.compute_max:
+        verdict = _throttled(measures, thresholds)
+        if verdict is None and active is not None and active >= thresholds.compute_max:
+            verdict = _limiter(measures, active, thresholds)
+        if verdict is not None:
+            verdict.confidence = min(verdict.confidence, FAIR)
+            return verdict
     if no_trace:
         return _unusable(
             "no-gpu-work",
@@ -212,6 +221,7 @@ def _communication(m: Measures, share: float, thresholds: Thresholds) -> Verdict
 def _pcie(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
     exposed = _value(m, "exposed_host_copy_ns")
     pageable = _value(m, "exposed_pageable_copy_ns")
+    slower = m.value("pcie_link_lost_ratio")
     median = m.value("host_copy_exposed_p50_bytes")
     h2d, d2h = m.value("h2d_bytes_per_s"), m.value("d2h_bytes_per_s")
     mostly_d2h = _value(m, "exposed_copy_d2h_ns") > _value(m, "exposed_copy_h2d_ns")
@@ -219,6 +229,9 @@ def _pcie(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
     at = f" at {rate / 1e9:.1f} GB/s" if rate else ""
     if pageable >= exposed / 2:
         cause, why = "pageable", f"mostly {direction}{at} from or to pageable memory, which blocks and is slow"
+    elif slower is not None and slower >= thresholds.link_lost:
+        cause = "link-downgrade"
+        why = f"mostly {direction}{at}, over a PCIe link that runs {_pct(slower)} below what both sides support"
     elif median is not None and median < thresholds.small_copy_bytes:
         cause, why = "small-copies", f"half of it in copies of {median} bytes or less, where the fixed cost rules"
     else:
@@ -269,13 +282,13 @@ def _bubble(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
 
 
 def _busy(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
-    """The GPU is busy: what limits it needs counters (rank A); without them the limiter is unknown."""
+    """The GPU is busy: held-down clocks come first, then what its counters (rank A) say; else the limiter is unknown."""
     m = analysis.measures
     busy = _value(m, "busy_ratio")
     confidence, doubts = _confidence(analysis)
-    c, dram = m.value("sm_throughput_ratio"), m.value("dram_ratio")
     caution = " Caution: " + "; ".join(doubts) + "." if doubts else ""
-    if c is None or dram is None or not m.value("counter_sample_count"):
+    verdict = _throttled(m, thresholds) or _limiter(m, busy, thresholds)
+    if verdict is None:
         which = "no sample lies in compute time" if analysis.counters is not None else None
         return Verdict(
             "gpu-busy",
@@ -286,20 +299,59 @@ def _busy(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
             f"The GPU is busy {_pct(busy)} of the time; what limits its kernels cannot be told from this trace.{caution}",
             why_not=f"GPU metrics are there but {which}: record longer." if which else COLLECT_COUNTERS + ".",
         )
-    figures = f"SM issue or tensor pipe {_pct(c)}, DRAM {_pct(dram)} of peak while kernels run"
+    verdict.confidence = round(min(verdict.confidence, confidence), 2)
+    verdict.sentence += caution
+    return verdict
+
+
+_THROTTLE_WORDS = {
+    "thermal": "because the GPU or its memory is too hot",
+    "power": "because the board would draw more power than it may",
+    "other": "for a reason that the driver does not name",
+}
+
+
+def _throttled(m: Measures, thresholds: Thresholds) -> Verdict | None:
+    """Held-down clocks, from NVML: SM clock under load far below its maximum, with a reason for at least half of the load."""
+    lost, load = m.value("sm_clock_lost_ratio"), m.value("gpu_load_ratio")
+    if lost is None or not load or lost <= 1 - thresholds.throttle_clock:
+        return None
+    for cause, words in _THROTTLE_WORDS.items():
+        if _value(m, f"clock_limited_{cause}_ratio") >= 0.5 * load:
+            clock, top = m.value("sm_clock_load_mhz"), m.value("sm_clock_max_mhz")
+            figures = f" ({clock:.0f} of {top:.0f} MHz under load)" if clock and top else ""
+            sentence = f"The clocks are held down by {_pct(lost)}{figures}, {words}."
+            return Verdict("throttled", cause, None, "C", FAIR if cause == "other" else SURE, sentence)
+    return None
+
+
+def _limiter(m: Measures, busy: float, thresholds: Thresholds) -> Verdict | None:
+    """What limits the kernels of a busy GPU, by hardware counters: those of the trace, else GPM's; None without any."""
+    c, dram = m.value("sm_throughput_ratio"), m.value("dram_ratio")
+    what_is_c, when = "SM issue or tensor pipe", "while kernels run"
+    if c is None or dram is None or not m.value("counter_sample_count"):
+        c, dram = m.value("gpm_compute_ratio"), m.value("gpm_dram_ratio")
+        # GPM does not count issue slots: the busiest pipe stands for them, and the measure's source names it.
+        named = m.get("gpm_compute_ratio")
+        pipe = named.source.removeprefix("largest pipe: ") if named is not None else "unknown"
+        what_is_c, when = f"busiest pipe by GPM ({pipe})", "while the GPU is active"
+    if c is None or dram is None:
+        return None
+    figures = f"{what_is_c} {_pct(c)}, DRAM {_pct(dram)} of peak {when}"
     high, low = max(c, dram), min(c, dram)
+    confidence = SURE
     if high >= thresholds.limiter_clear and high - low >= thresholds.limiter_ahead:
         strong = high > thresholds.strong_high and low < thresholds.strong_low
         cls, what = ("compute-bound", "Arithmetic") if c >= dram else ("bandwidth-bound", "Memory bandwidth")
         sentence = f"{what} limits the kernels: {figures}"
-        confidence = min(confidence, SURE if strong else FAIR)
+        confidence = SURE if strong else FAIR
     elif c < thresholds.latency_max and dram < thresholds.latency_max:
         cls = "latency-bound"
         sentence = f"Kernels run but use little of the GPU ({figures}): too little parallel work per kernel"
     else:
         cls = "balanced"
         sentence = f"The GPU is busy {_pct(busy)} of the time and no single resource limits it: {figures}"
-    return Verdict(cls, None, None, "A", round(confidence, 2), f"{sentence}.{caution}")
+    return Verdict(cls, None, None, "A", confidence, f"{sentence}.")
 
 
 def _confidence(analysis: DeviceAnalysis) -> tuple[float, list[str]]:

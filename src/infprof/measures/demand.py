@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from infprof.measures.serving_telemetry import demand_intervals
-
 from infprof.measures import intervals as iv
+from infprof.measures.serving_telemetry import demand_intervals
 from infprof.measures.slices import DeviceTime
 from infprof.results import Measures
 from infprof.telemetry import Telemetry
@@ -17,8 +16,8 @@ def add_demand(measures: Measures, telemetry: Telemetry, time: DeviceTime) -> No
     is no value.
     """
     low, high = int(time.scope.starts[0]), int(time.scope.ends[-1])
-    _, (first, last) = demand_intervals(telemetry, low, high)
-    waiting = iv.intersect(iv.union(first, last), time.scope)
+    _, waits = demand_intervals(telemetry, low, high)
+    waiting = iv.intersect(iv.union(*waits), time.scope)
     known = bool(telemetry.series("waiting_requests"))
     gaps = time.gaps
     idle = int(iv.covered(waiting, gaps.starts, gaps.ends).sum()) if known else None

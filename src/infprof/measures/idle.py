@@ -189,8 +189,8 @@ class IdleModel:
             operations = self._prepared.operations
             if len(operations):
                 low, high = min(low, int(operations.start.min())), max(high, int(operations.end.max()))
-            (first, last), _ = demand_intervals(self._prepared.trace.telemetry, low, high)
-            self._no_requests = iv.union(first, last)
+            silent, _ = demand_intervals(self._prepared.trace.telemetry, low, high)
+            self._no_requests = iv.union(*silent)
         left = iv.covered(self._no_requests, starts, ends)
         for cause in ("unknown", "host-work", "io", "lock", "sync"):
             moved = np.minimum(left, causes[CAUSE[cause]])

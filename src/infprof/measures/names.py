@@ -56,6 +56,9 @@ MEASURES: dict[str, MeasureInfo] = {
         "ns", "idle after a sync that running ahead would hide: sync where the GPU part is longer, else 0"
     ),
     "idle_sync_loss_ratio": MeasureInfo("ratio", "idle_sync_loss_ns over D"),
+    # Timeline and serving engine together (measures/demand.py)
+    "idle_while_waiting_ns": MeasureInfo("ns", "the GPU is idle while requests wait in the engine's queue"),
+    "idle_while_waiting_ratio": MeasureInfo("ratio", "idle_while_waiting_ns over the time in which requests wait"),
     # Launches (measures/launches.py)
     "launch_count": MeasureInfo("count", "launch calls that started at least one kernel or graph in the window"),
     "graph_launch_count": MeasureInfo("count", "of those, CUDA-graph launches"),
@@ -182,7 +185,259 @@ MEASURES: dict[str, MeasureInfo] = {
     "nvlink_tx_ratio": MeasureInfo("ratio", "NVLink transmit, of peak"),
     "nvlink_ratio": MeasureInfo("ratio", "N: the larger of NVLink receive and transmit"),
     "gr_active_ratio": MeasureInfo("ratio", "graphics/compute engine active, over the whole window"),
+    # GPU telemetry (measures/gpu_telemetry.py). "Under load": utilisation of at least one half
+    "gpu_utilization_mean_ratio": MeasureInfo(
+        "ratio", "time in which a kernel was resident, as the driver samples it: no proof of work"
+    ),
+    "gpu_utilization_peak_ratio": MeasureInfo("ratio", "largest sample of the same"),
+    "gpu_load_ratio": MeasureInfo("ratio", "share of the samples that lie under load"),
+    "gpu_memory_used_mean_bytes": MeasureInfo("bytes", "device memory in use by all processes, mean"),
+    "gpu_memory_used_peak_bytes": MeasureInfo("bytes", "largest sample of the same"),
+    "gpu_memory_total_bytes": MeasureInfo("bytes", "device memory of the GPU"),
+    "gpu_memory_used_peak_ratio": MeasureInfo("ratio", "gpu_memory_used_peak_bytes over the GPU's memory"),
+    "gpu_memory_growth_bytes": MeasureInfo(
+        "bytes", "memory in use in the last tenth of the samples less that in the first tenth, medians"
+    ),
+    "target_memory_peak_bytes": MeasureInfo("bytes", "device memory of the target's processes, largest sum"),
+    "other_process_memory_peak_bytes": MeasureInfo("bytes", "device memory of processes that are not the target's"),
+    "gpu_power_mean_watts": MeasureInfo("watts", "mean power, from the energy counter where there is one"),
+    "gpu_power_limit_watts": MeasureInfo("watts", "power limit in force"),
+    "gpu_power_limit_max_watts": MeasureInfo("watts", "highest power limit that may be set"),
+    "gpu_power_of_limit_ratio": MeasureInfo("ratio", "gpu_power_mean_watts over gpu_power_limit_watts"),
+    "gpu_temperature_peak_celsius": MeasureInfo("celsius", "largest temperature of the GPU"),
+    "gpu_memory_temperature_peak_celsius": MeasureInfo("celsius", "largest temperature of the device memory"),
+    "sm_clock_load_mhz": MeasureInfo("mhz", "mean SM clock under load"),
+    "sm_clock_max_mhz": MeasureInfo("mhz", "highest SM clock of the device"),
+    "sm_clock_lost_ratio": MeasureInfo("ratio", "1 less sm_clock_load_mhz over sm_clock_max_mhz"),
+    "sm_clock_lost_ns": MeasureInfo(
+        "ns", "sm_clock_lost_ratio of the time under load: an upper bound on what slow clocks cost"
+    ),
+    "hw_slowdown_ratio": MeasureInfo(
+        "ratio", "share of samples with a slowdown by the hardware (heat, power brake), single samples left out"
+    ),
+    "clock_limited_power_ratio": MeasureInfo("ratio", "share of time in which power held the clocks down"),
+    "clock_limited_thermal_ratio": MeasureInfo("ratio", "share of time in which temperature held the clocks down"),
+    "clock_limited_other_ratio": MeasureInfo(
+        "ratio", "share of time in which sync boost or an unnamed hardware slowdown held the clocks down"
+    ),
+    "clock_limited_setting_ratio": MeasureInfo("ratio", "share of time in which a clock setting held the clocks down"),
+    "pcie_link_load_generation": MeasureInfo("count", "PCIe generation under load, the highest seen"),
+    "pcie_link_load_width": MeasureInfo("count", "PCIe lanes under load, the most seen"),
+    "pcie_link_max_generation": MeasureInfo("count", "PCIe generation that device and system support"),
+    "pcie_link_max_width": MeasureInfo("count", "PCIe lanes that device and system support"),
+    "pcie_link_peak_bytes_per_s": MeasureInfo("bytes_per_s", "PCIe peak per direction, as linked under load"),
+    "pcie_link_lost_ratio": MeasureInfo("ratio", "1 less that peak over the peak that device and system support"),
+    "pcie_tx_bytes_per_s": MeasureInfo("bytes_per_s", "bytes per second that the GPU sent over PCIe"),
+    "pcie_rx_bytes_per_s": MeasureInfo("bytes_per_s", "bytes per second that the GPU received over PCIe"),
+    "pcie_tx_link_ratio": MeasureInfo("ratio", "pcie_tx_bytes_per_s over pcie_link_peak_bytes_per_s"),
+    "pcie_rx_link_ratio": MeasureInfo("ratio", "pcie_rx_bytes_per_s over pcie_link_peak_bytes_per_s"),
+    "pcie_replay_count": MeasureInfo("count", "PCIe packets that were sent again"),
+    "nvlink_tx_bytes_per_s": MeasureInfo("bytes_per_s", "bytes per second sent over all NVLink links"),
+    "nvlink_rx_bytes_per_s": MeasureInfo("bytes_per_s", "bytes per second received over all NVLink links"),
+    "xid_count": MeasureInfo("count", "XID errors that the driver reported, without those of a stopped program"),
+    "xid_first_number": MeasureInfo("count", "number of the first of them"),
+    "gpu_lost_count": MeasureInfo("count", "times that the GPU stopped answering"),
+    "ecc_corrected_count": MeasureInfo("count", "device memory errors that ECC corrected"),
+    "ecc_uncorrected_count": MeasureInfo("count", "device memory errors that ECC could not correct"),
+    "remapped_row_count": MeasureInfo("count", "device memory rows replaced after uncorrected errors"),
+    "remap_failed_count": MeasureInfo("count", "1 when replacing a memory row has failed"),
+    # The GPM counters of Hopper and newer, rank A, over the samples in which the GPU was active
+    "gpm_graphics_active_ratio": MeasureInfo("ratio", "share of all time in which compute or graphics work was active"),
+    "gpm_sm_active_ratio": MeasureInfo("ratio", "SMs with at least one warp resident: never the compute limiter"),
+    "gpm_sm_occupancy_ratio": MeasureInfo("ratio", "warps resident, of the most that fit"),
+    "gpm_tensor_active_ratio": MeasureInfo("ratio", "any tensor pipe active"),
+    "gpm_fp64_active_ratio": MeasureInfo("ratio", "FP64 pipe active, without tensor cores"),
+    "gpm_fp32_active_ratio": MeasureInfo("ratio", "FP32 pipe active, without tensor cores"),
+    "gpm_fp16_active_ratio": MeasureInfo("ratio", "FP16 pipe active, without tensor cores"),
+    "gpm_integer_active_ratio": MeasureInfo("ratio", "integer pipe active"),
+    "gpm_compute_ratio": MeasureInfo("ratio", "C where issue slots are not counted: the largest of these pipes"),
+    "gpm_dram_ratio": MeasureInfo("ratio", "M: DRAM bandwidth of peak"),
+    # One GPU beside the others of the program
+    "gpu_clock_spread_ratio": MeasureInfo(
+        "ratio", "1 less the slowest GPU's share of its maximum SM clock under load over the fastest's"
+    ),
+    "gpu_temperature_spread_celsius": MeasureInfo("celsius", "warmest less coolest GPU, of mean temperatures"),
+    "sm_clock_behind_peers_ratio": MeasureInfo("ratio", "the same as the spread, of this GPU instead of the slowest"),
+    "slowest_gpu_clock_ratio": MeasureInfo("ratio", "SM clock of the slowest GPU under load, of its maximum"),
+    "slowest_gpu_thermal_ratio": MeasureInfo("ratio", "share of time in which temperature held its clocks down"),
+    "slowest_gpu_power_ratio": MeasureInfo("ratio", "share of time in which power held its clocks down"),
+    # Serving engine (measures/serving_telemetry.py): its own metrics, all parallel engines together
+    "running_requests_mean": MeasureInfo("count", "requests in the running batch, over time"),
+    "running_requests_max": MeasureInfo("count", "most of them at a sample"),
+    "waiting_requests_mean": MeasureInfo("count", "requests waiting to be scheduled, over time"),
+    "waiting_requests_max": MeasureInfo("count", "most of them at a sample"),
+    "zero_running_ratio": MeasureInfo(
+        "ratio", "share of the sampled time without a running or waiting request or a token"
+    ),
+    "in_flight_requests_mean": MeasureInfo("count", "finished requests per second times their mean latency"),
+    "waiting_ratio": MeasureInfo("ratio", "share of the sampled time with a waiting request"),
+    "running_limit_count": MeasureInfo("count", "most requests that the engine runs at once"),
+    "batch_efficiency_ratio": MeasureInfo("ratio", "running requests, while there are any, over that limit"),
+    "engine_steps_per_s": MeasureInfo("per_s", "forward passes per second, as the engine counts them"),
+    "tokens_per_step_mean": MeasureInfo("count", "tokens of a step, computed prompt and generated"),
+    "token_budget_ratio": MeasureInfo("ratio", "tokens per step over the most that a step may take"),
+    "graph_step_ratio": MeasureInfo("ratio", "share of forward passes that ran as CUDA graphs, as the engine counts"),
+    "decode_interval_mean_ns": MeasureInfo("ns", "inter-token latency where steps hold no prefill"),
+    "queue_time_mean_ns": MeasureInfo("ns", "arrival at the scheduler to first scheduled, mean of finished requests"),
+    "queue_time_p95_ns": MeasureInfo("ns", "95th percentile of the same, from buckets"),
+    **{
+        f"{stem}_{statistic}_ns": MeasureInfo("ns", f"{meaning}: {statistic}")
+        for stem, meaning in (
+            ("ttft", "time to first token, as the engine's front end sees it"),
+            ("itl", "gap between two outputs of a request"),
+            ("tpot", "time per output token of a request, without the first"),
+            ("e2e_latency", "arrival to finish, as the engine sees it"),
+            ("client_ttft", "time to first token, as the load's clients saw it"),
+            ("client_tpot", "time per output token, as the load's clients saw it"),
+            ("client_e2e_latency", "request sent to last token, as the load's clients saw it"),
+        )
+        for statistic in ("mean", "p50", "p95", "p99")
+    },
+    "client_error_ratio": MeasureInfo("ratio", "failed over tried requests of the load"),
+    "prefill_time_mean_ns": MeasureInfo("ns", "first scheduled to first token, mean of finished requests"),
+    "decode_time_mean_ns": MeasureInfo("ns", "first to last token, mean of finished requests"),
+    "front_end_time_mean_ns": MeasureInfo("ns", "time to first token less queue and prefill time, of the means"),
+    "prompt_tokens_per_s": MeasureInfo("per_s", "prompt tokens, cached ones included"),
+    "computed_prompt_tokens_per_s": MeasureInfo("per_s", "prompt tokens that no cache held"),
+    "output_tokens_per_s": MeasureInfo("per_s", "generated tokens"),
+    "kv_cache_usage_mean_ratio": MeasureInfo("ratio", "share of the KV cache in use, of the fullest engine, over time"),
+    "kv_cache_usage_max_ratio": MeasureInfo("ratio", "the largest sample of the same"),
+    "prefix_cache_hit_ratio": MeasureInfo("ratio", "tokens (or blocks) found in the prefix cache over those looked up"),
+    "prefix_cache_query_count": MeasureInfo("count", "tokens (or blocks) looked up in the prefix cache"),
+    "preemption_count": MeasureInfo("count", "running requests put back for want of KV cache"),
+    "preemption_per_s": MeasureInfo("per_s", "the same per second"),
+    "recomputed_prompt_ratio": MeasureInfo(
+        "ratio", "prompt tokens beyond those of finished and running requests, over all: work done again"
+    ),
+    "finished_request_count": MeasureInfo("count", "finished requests, without aborted and failed ones"),
+    "finished_requests_per_s": MeasureInfo("per_s", "the same per second"),
+    "failed_request_count": MeasureInfo("count", "requests that failed in the engine"),
+    "failed_request_ratio": MeasureInfo("ratio", "failed over finished, failed and aborted requests"),
+    "aborted_request_count": MeasureInfo("count", "requests aborted, mostly by clients that went away"),
+    "aborted_request_ratio": MeasureInfo("ratio", "aborted over finished, failed and aborted requests"),
+    "rejected_request_count": MeasureInfo("count", "requests refused at admission"),
+    "length_finish_ratio": MeasureInfo("ratio", "finished requests that were cut off at their token limit"),
+    "http_4xx_count": MeasureInfo("count", "answers of the generating endpoints with a 4xx status"),
+    "http_5xx_count": MeasureInfo("count", "answers of the generating endpoints with a 5xx status"),
+    "corrupted_request_count": MeasureInfo("count", "requests with NaN logits"),
+    "spec_acceptance_ratio": MeasureInfo("ratio", "accepted over drafted tokens of speculative decoding"),
+    "spec_tokens_per_step_mean": MeasureInfo("count", "tokens that a verified step yields: 1 + accepted"),
+    "spec_draft_tokens_mean": MeasureInfo("count", "drafted tokens of a verified step"),
+    "spec_first_acceptance_ratio": MeasureInfo("ratio", "verified steps whose first drafted token was accepted"),
+    "spec_step_mean_ns": MeasureInfo("ns", "time of a verified step: summed inter-token latency over drafts"),
+    "engine_flop_per_s": MeasureInfo("per_s", "FLOP per second and GPU by the engine's own count: a lower bound"),
+    "engine_dram_bytes_per_s": MeasureInfo("bytes_per_s", "bytes read and written, by the engine's own count"),
+    "server_cpu_cores_mean": MeasureInfo("count", "CPUs that the serving process kept busy"),
 }
+
+# Host telemetry (measures/host_telemetry.py and host_memory.py): of the part of the window in which samples were taken
+HOST_MEASURES: dict[str, MeasureInfo] = {
+    "target_cpus_used_count": MeasureInfo("count", "CPUs that the target's processes kept busy, on average"),
+    "target_system_ratio": MeasureInfo("ratio", "share of the target's CPU time in the kernel"),
+    "target_runnable_count": MeasureInfo(
+        "count", "threads of the target that ran or waited for a CPU, on average: run plus wait time over the window"
+    ),
+    "target_involuntary_per_s": MeasureInfo("per_s", "times per second that a thread was taken off its CPU"),
+    "target_voluntary_per_s": MeasureInfo("per_s", "times per second that a thread went to sleep: normal in a server"),
+    "busiest_thread_cpu_ratio": MeasureInfo(
+        "ratio", "the busiest thread's time on a CPU over the window: 1 is normal for a thread that polls"
+    ),
+    "busiest_thread_wait_ratio": MeasureInfo(
+        "ratio", "of the time in which the busiest thread could run, the share that it waited for a CPU"
+    ),
+    "busiest_thread_wait_ns": MeasureInfo("ns", "time that the busiest thread was ready and had no CPU"),
+    "busiest_thread_involuntary_per_s": MeasureInfo("per_s", "times per second that it was taken off its CPU"),
+    "busiest_thread_voluntary_per_s": MeasureInfo("per_s", "times per second that it went to sleep"),
+    "major_faults_per_s": MeasureInfo("per_s", "page faults of the target that read from a disk"),
+    "cpu_busy_ratio": MeasureInfo("ratio", "share of all CPU time of the machine that was neither idle nor I/O wait"),
+    "cpu_softirq_ratio": MeasureInfo("ratio", "share of all CPU time in soft interrupts"),
+    "cpu_softirq_max_ratio": MeasureInfo("ratio", "the same of the CPU with the most"),
+    "thread_cpu_softirq_max_ratio": MeasureInfo(
+        "ratio", "the same of the CPUs that busy threads of the target run on: the one with the most"
+    ),
+    "cpu_steal_ratio": MeasureInfo("ratio", "share of all CPU time that the hypervisor gave to others"),
+    "cpu_iowait_ratio": MeasureInfo("ratio", "share of all CPU time that was idle while something waited for I/O"),
+    "cpu_online_count": MeasureInfo("count", "CPUs of the machine"),
+    "load_mean_count": MeasureInfo("count", "mean of the load average of one minute"),
+    "memory_available_min_ratio": MeasureInfo("ratio", "least available memory over all memory of the machine"),
+    "swap_in_bytes_per_s": MeasureInfo("bytes_per_s", "read back from swap"),
+    "swap_out_bytes_per_s": MeasureInfo("bytes_per_s", "written to swap"),
+    "psi_cpu_some_ratio": MeasureInfo(
+        "ratio", "share of time in which a task waited for a CPU (PSI; the cgroup's where it has its own)"
+    ),
+    "psi_memory_some_ratio": MeasureInfo("ratio", "share of time in which a task was stalled for memory"),
+    "psi_memory_full_ratio": MeasureInfo("ratio", "share of time in which all tasks were stalled for memory"),
+    "psi_io_some_ratio": MeasureInfo("ratio", "share of time in which a task was stalled for I/O"),
+    "psi_io_full_ratio": MeasureInfo("ratio", "share of time in which all tasks were stalled for I/O"),
+    "cgroup_quota_cpus_count": MeasureInfo("count", "CPUs that the tightest quota above the target allows"),
+    "cgroup_throttled_ratio": MeasureInfo("ratio", "share of the quota's periods in which it was used up"),
+    "cgroup_throttled_ns": MeasureInfo("ns", "time throttled, summed over CPUs: can exceed the window"),
+    "cgroup_memory_max_ratio": MeasureInfo("ratio", "most memory of the cgroup, page cache included, over its limit"),
+    "cgroup_memory_hit_count": MeasureInfo("count", "times the cgroup reached its memory limit"),
+    "cgroup_oom_kill_count": MeasureInfo("count", "processes of the cgroup killed for lack of memory"),
+    "busiest_thread_off_node_ratio": MeasureInfo(
+        "ratio", "share of the busiest thread's CPU time on other NUMA nodes than the GPU's"
+    ),
+    "target_memory_off_node_ratio": MeasureInfo("ratio", "share of the target's memory on other NUMA nodes"),
+    "numa_off_node_ratio": MeasureInfo("ratio", "the larger of the two"),
+    "host_memory_observed_ns": MeasureInfo("ns", "how long the target's memory was watched"),
+    "host_memory_growth_bytes_per_s": MeasureInfo(
+        "bytes_per_s", "growth of memory without files behind it, over the time in which requests were finished"
+    ),
+    "host_memory_growth_bytes": MeasureInfo("bytes", "that growth over all of the time"),
+    "host_memory_growth_fit_ratio": MeasureInfo("ratio", "share of its variance that a straight line explains (R²)"),
+    "host_memory_growth_late_ratio": MeasureInfo(
+        "ratio", "slope of the later half over that of the whole: 0 filled up once, 1 goes on"
+    ),
+    "host_memory_growth_request_bytes": MeasureInfo("bytes", "growth per finished request"),
+    "host_memory_growth_request_error_bytes": MeasureInfo("bytes", "its standard error"),
+    "host_memory_growth_paused_bytes_per_s": MeasureInfo(
+        "bytes_per_s", "growth in the longest pause without finished requests"
+    ),
+    "host_memory_time_to_limit_ns": MeasureInfo("ns", "time until that growth reaches the limit, at the rate seen"),
+}
+# Network telemetry (measures/network_telemetry.py): of the fullest or worst link, loopback apart
+NETWORK_MEASURES: dict[str, MeasureInfo] = {
+    "network_rx_bytes_per_s": MeasureInfo("bytes_per_s", "received by the interface with the most"),
+    "network_tx_bytes_per_s": MeasureInfo("bytes_per_s", "sent by the interface with the most"),
+    "network_rx_max_ratio": MeasureInfo("ratio", "received over the link's speed, of the fullest interface"),
+    "network_tx_max_ratio": MeasureInfo("ratio", "sent over the link's speed, of the fullest interface"),
+    "network_link_p95_ratio": MeasureInfo(
+        "ratio", "95th percentile over seconds of the fuller direction, of the fullest interface"
+    ),
+    "loopback_bytes_per_s": MeasureInfo("bytes_per_s", "sent to itself by the machine or container"),
+    "network_drop_count": MeasureInfo("count", "packets dropped by interfaces"),
+    "network_drop_max_ratio": MeasureInfo("ratio", "share of packets dropped, of the worst interface and direction"),
+    "network_error_count": MeasureInfo("count", "packets with errors"),
+    "network_error_max_ratio": MeasureInfo("ratio", "share of packets with errors, of the worst interface"),
+    "tcp_retransmit_count": MeasureInfo("count", "TCP segments sent again"),
+    "tcp_retransmit_ratio": MeasureInfo("ratio", "TCP segments sent again over those sent"),
+    "tcp_listen_overflow_count": MeasureInfo("count", "connections refused because a listen queue was full"),
+    "rdma_rx_max_ratio": MeasureInfo("ratio", "received over the port's live rate, of the fullest RDMA port"),
+    "rdma_tx_max_ratio": MeasureInfo("ratio", "sent over the port's live rate, of the fullest RDMA port"),
+    "rdma_link_p95_ratio": MeasureInfo(
+        "ratio", "95th percentile over seconds of the fuller direction, of the fullest RDMA port"
+    ),
+    "fullest_link_p95_ratio": MeasureInfo("ratio", "the larger of network_link_p95_ratio and rdma_link_p95_ratio"),
+    "rdma_max_bytes_per_s": MeasureInfo("bytes_per_s", "the fuller direction of the fullest RDMA port"),
+    "rdma_congestion_max_ratio": MeasureInfo(
+        "ratio", "congestion notifications sent or handled per packet, of the worst RDMA port"
+    ),
+    "rdma_retransmit_max_ratio": MeasureInfo(
+        "ratio", "signs of loss or of a receiver that is not ready, per packet, of the worst RDMA port"
+    ),
+    "rdma_retransmit_count": MeasureInfo("count", "signs of loss: out of sequence, NAK, timeouts, sent again"),
+    "rdma_receiver_not_ready_count": MeasureInfo("count", "times a receiver had posted no buffer"),
+    "rdma_ecn_marked_count": MeasureInfo("count", "packets that arrived marked as having met congestion"),
+    "rdma_discard_count": MeasureInfo("count", "outbound packets that a port discarded"),
+    "rdma_link_error_count": MeasureInfo("count", "link down, link recovery, damaged symbols and packets"),
+    "rdma_transmit_wait_count": MeasureInfo(
+        "count", "ticks with data to send and no credit; how long a tick is depends on the device"
+    ),
+    "rdma_slow_port_count": MeasureInfo("count", "RDMA ports whose rate is under that of the fastest one here"),
+}
+MEASURES.update(HOST_MEASURES)
+MEASURES.update(NETWORK_MEASURES)
 
 for _cause in IDLE_CAUSES:
     _name = _cause.replace("-", "_")

@@ -40,20 +40,23 @@ class Clock:
 
 
 class TelemetryFile:
-    """telemetry.sqlite of one run. Samples are kept in memory and written by ``flush``, which the session calls."""
+    """telemetry.sqlite of one run. Rows are kept in memory and written by ``flush``, which the session calls.
+
+    One transaction a second: a write of its own for each new series would cost more than reading the values.
+    """
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
         self.clock = clock
         self._lock = threading.Lock()
-        self._rows: list[tuple[int, int, float]] = []
+        self._samples: list[tuple[int, int, float]] = []
+        self._others: list[tuple[str, tuple[Any, ...]]] = [("about", ("schema_version", str(SCHEMA_VERSION)))]
         self._series: dict[tuple[str, str, str, tuple[tuple[str, str], ...]], int] = {}
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        # A crash of the machine may cost the last seconds; a crash of this process costs nothing.
+        # A crash of the machine may cost the last seconds; a crash of this process costs one.
         self._connection.execute("PRAGMA synchronous = OFF")
         for name, columns in _TABLES.items():
             self._connection.execute(f"CREATE TABLE {name} ({columns})")
-        self._insert("about", "schema_version", str(SCHEMA_VERSION))
 
     def recorder(self, probe: str, signals: Mapping[str, Signal]) -> Recorder:
         """The recorder of one probe."""
@@ -66,37 +69,37 @@ class TelemetryFile:
             number = self._series.get(key)
             if number is None:
                 number = self._series[key] = len(self._series)
-                self._insert("series", number, probe, signal, about.unit, about.kind, scope, json.dumps(dict(labels)))
+                row = (number, probe, signal, about.unit, about.kind, scope, json.dumps(dict(labels)))
+                self._others.append(("series", row))
             return number
 
     def sample(self, series: int, time_ns: int, value: float) -> None:
         """Keep a sample until the next flush."""
-        self._rows.append((series, time_ns, value))
+        self._samples.append((series, time_ns, value))
 
     def insert(self, table: str, *values: Any) -> None:
-        """Write one row of a small table at once."""
-        with self._lock:
-            self._insert(table, *values)
-
-    def _insert(self, table: str, *values: Any) -> None:
-        marks = ", ".join("?" * len(values))
-        self._connection.execute(f"INSERT INTO {table} VALUES ({marks})", values)
+        """Keep a row of another table until the next flush."""
+        self._others.append((table, values))
 
     def flush(self) -> None:
-        """Write the samples kept so far. Raises sqlite3.Error, on a full disk for example."""
+        """Write what was kept so far; what cannot be written is kept. Raises sqlite3.Error, on a full disk for example."""
         with self._lock:
             # Other threads append meanwhile: what came later stays for the next time.
-            rows = self._rows[:]
-            if rows:
-                self._connection.execute("BEGIN")
-                try:
-                    self._connection.executemany("INSERT INTO samples VALUES (?, ?, ?)", rows)
-                    self._connection.execute("COMMIT")
-                except sqlite3.Error:
-                    if self._connection.in_transaction:
-                        self._connection.execute("ROLLBACK")
-                    raise
-                del self._rows[: len(rows)]
+            samples, others = self._samples[:], self._others[:]
+            if not samples and not others:
+                return
+            self._connection.execute("BEGIN")
+            try:
+                for table, row in others:
+                    self._connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+                self._connection.executemany("INSERT INTO samples VALUES (?, ?, ?)", samples)
+                self._connection.execute("COMMIT")
+            except sqlite3.Error:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+            del self._samples[: len(samples)]
+            del self._others[: len(others)]
 
     def close(self) -> None:
         """Write the rest and close. Raises sqlite3.Error where the rest cannot be written; the file is closed anyway."""

@@ -262,7 +262,7 @@ class _Builder:
             dropped_operations=self.dropped_count,
             diagnostics=self._diagnostics(),
             clock_start_unix_ns=self._clock_start(),
-            **tables,
+            **tables,  # type: ignore[arg-type]  # names of tables only
         )
 
     def _clock_start(self) -> int | None:

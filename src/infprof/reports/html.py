@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 from infprof.measures.names import MEASURES
 from infprof.reports import format as fmt
 from infprof.reports import labels
+from infprof.reports.telemetry_lines import telemetry_lines
 
 if TYPE_CHECKING:
     from infprof.results import DeviceResult, Diagnosis, Finding, Measure, Remedy, Where
@@ -138,6 +139,7 @@ def render(diagnosis: Diagnosis, options: HtmlOptions | None = None) -> str:
         findings=[_finding(n, f, diagnosis.window.duration_ns) for n, f in enumerate(diagnosis.findings, 1)],
         tables=[table for table in _tables(diagnosis) if table.rows],
         whatif=fmt.whatif_lines(diagnosis),
+        telemetry=telemetry_lines(diagnosis),
         not_evaluated=fmt.rules_by_need(diagnosis.not_evaluated),
         facts=_facts(diagnosis),
         window_text=fmt.window_text(diagnosis.window),

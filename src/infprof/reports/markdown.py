@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from infprof.reports import format as fmt
 from infprof.reports import labels
+from infprof.reports.telemetry_lines import telemetry_lines
 
 if TYPE_CHECKING:
     from infprof.results import Diagnosis, Finding
@@ -35,6 +36,7 @@ def render(diagnosis: Diagnosis, options: MarkdownOptions | None = None) -> str:
         *_time(diagnosis),
         *_findings(diagnosis),
         *_phases(diagnosis),
+        *_telemetry(diagnosis),
         *_missing(diagnosis),
         *_problems(diagnosis, options),
         *_window(diagnosis),
@@ -172,6 +174,13 @@ def _phases(diagnosis: Diagnosis) -> list[str]:
     return blocks
 
 
+def _telemetry(diagnosis: Diagnosis) -> list[str]:
+    areas = telemetry_lines(diagnosis)
+    if not areas:
+        return []
+    return ["### Telemetry", "\n".join(f"- **{area}**: {escape(' · '.join(texts))}" for area, texts in areas.items())]
+
+
 def _missing(diagnosis: Diagnosis) -> list[str]:
     groups = fmt.rules_by_need(diagnosis.not_evaluated)
     if not groups:
@@ -197,6 +206,8 @@ def _window(diagnosis: Diagnosis) -> list[str]:
     window = diagnosis.window
     if window.duration_ns <= 0:
         return []
+    if not diagnosis.devices:
+        return ["### Window", escape(fmt.window_text(window))]
     argument = code(fmt.window_argument(window.start_ns, window.end_ns))
     text = f"{argument} of the trace, {escape(fmt.window_text(window))}."
     left_out = "; ".join(f"{escape(item.what)}, {fmt.duration(item.ns)}" for item in window.left_out)

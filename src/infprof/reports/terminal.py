@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from infprof.reports import format as fmt
 from infprof.reports import labels
+from infprof.reports.telemetry_lines import telemetry_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,6 +83,7 @@ def render(diagnosis: Diagnosis, options: TerminalOptions | None = None) -> str:
         _findings,
         _phases,
         _whatif,
+        _telemetry,
         _missing,
         _problems,
         _window,
@@ -291,6 +293,15 @@ def _whatif(console: Console, diagnosis: Diagnosis, options: TerminalOptions) ->
             _line(console, line)
 
 
+def _telemetry(console: Console, diagnosis: Diagnosis, options: TerminalOptions) -> None:
+    areas = telemetry_lines(diagnosis)
+    if not areas:
+        return
+    _heading(console, "Telemetry", "of the same run")
+    for area, texts in areas.items():
+        _field(console, area, [" · ".join(texts)], indent=2)
+
+
 def _missing(console: Console, diagnosis: Diagnosis, options: TerminalOptions) -> None:
     groups = fmt.rules_by_need(diagnosis.not_evaluated)
     if not groups:
@@ -315,6 +326,9 @@ def _window(console: Console, diagnosis: Diagnosis, options: TerminalOptions) ->
     if window.duration_ns <= 0:
         return
     _heading(console, "Window")
+    if not diagnosis.devices:
+        _line(console, fmt.window_text(window))
+        return
     argument = fmt.window_argument(window.start_ns, window.end_ns)
     _line(console, f"{argument} of the trace, {fmt.window_text(window)}")
     for item in window.left_out:

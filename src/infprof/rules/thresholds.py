@@ -45,6 +45,7 @@ class Thresholds:
     small_kernel_ns: int
     small_copy_bytes: int
     straggler_share: float
+    link_lost: float
     volume_bandwidth_share: float
     severity_warning: float
     severity_critical: float
