@@ -31,7 +31,7 @@ def install(folder: Path, **settings: Any) -> Path:
     Settings: version; help (options by command); refuse ({text in the command line: what is said before it fails});
     ranges (number of reports); stray (leave a .qdstrm); full (the disk is full when the report is written); hang (this
     command never ends); stubborn (the agent ignores SIGTERM); deaf (`launch` does not survive a SIGINT); delay_s (how
-    long the report takes after the target's end); elsewhere (the report goes to TMPDIR); silent (no report at all); closes_streams (the target inherits 0, 1 and 2 only).
+    long the report takes after the target's end); elsewhere (the report goes to TMPDIR); silent (no report at all); flaky (the first launch fails); closes_streams (the target inherits 0, 1 and 2 only).
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.json").write_text(json.dumps(settings))
@@ -104,6 +104,10 @@ class Fake:
         return agent.pid
 
     def launch(self) -> int:
+        if self.settings.get("flaky") and not (self.folder / "failed").exists():
+            (self.folder / "failed").touch()
+            print("Dynamic exception type: boost::wrapexcept<QuadDCommon::RuntimeException>")
+            return 1
         if not self.settings.get("deaf"):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self.option("--session-new"):

@@ -73,15 +73,21 @@ def backends(place: Path) -> Iterator[Callable[..., NsysBackend]]:
 
     yield make
     for backend in made:
-        with contextlib.suppress(psutil.Error, subprocess.TimeoutExpired):
-            target = psutil.Process(backend.target_pid() or -1)
-            target.kill()
-            target.wait(5)
+        kill(backend.target_pid())
         backend.close()
         backend.close()
     _, alive = psutil.wait_procs(processes_of(place), timeout=5)
     assert alive == []
     assert list((place / "spool").rglob("*.qdstrm")) == []
+
+
+def kill(pid: int | None) -> None:
+    if pid is None:
+        return
+    with contextlib.suppress(psutil.Error):
+        target = psutil.Process(pid)
+        target.kill()
+        target.wait(5)
 
 
 def python(backend: NsysBackend, place: Path, code: str, **streams: Any) -> subprocess.Popen[bytes]:
@@ -474,6 +480,13 @@ def test_a_program_that_does_not_exist_or_may_not_be_executed(backends, place) -
         backend.launch([str(place / "absent")], environ_of(place))
     with pytest.raises(PermissionError):
         backend.launch([str(place / "script")], environ_of(place))
+
+
+def test_an_agent_that_is_not_found_at_first_is_tried_again(backends, place) -> None:
+    backend = backends(fake_nsys.install(place / "fake", flaky=True), machine(place / "root", ANYONE))
+    assert answers(conversation(backend, place))
+    assert len(backend.stop()) == 1
+    assert codes(backend) == ["nsys-tried-twice"]
 
 
 def test_nsys_that_cannot_start_says_why_and_the_program_has_not_run(backends, place) -> None:

@@ -187,6 +187,13 @@ class _Analysis:
         else:
             add_demand(analysis.measures, telemetry, analysis.time)
         add_telemetry(analysis.measures, telemetry, TelemetryScope(low, high, gpu))
+        self._add_client_side(analysis.measures)
+
+    def _add_client_side(self, measures: Measures) -> None:
+        if self.trace.load is not None:
+            from infprof.measures.serving_telemetry import add_client_latencies
+
+            add_client_latencies(measures, self.trace.load)
 
     def _enough_after(self, steady: SteadyPart) -> bool:
         """Whether the steady part holds enough work to be judged."""
@@ -430,6 +437,7 @@ class _Analysis:
                 )
             )
         add_telemetry(measures, telemetry, TelemetryScope(low, high, gpus[0] if gpus else None))
+        self._add_client_side(measures)
         return measures
 
     def _from_telemetry_alone(self, measures: Measures) -> tuple[list[Finding], list[NotEvaluated]]:

@@ -306,27 +306,23 @@ class Session:
         o = self.options
         if o.pid is not None:
             return Target.attach(o.pid)
-        if self._nsys is not None:
-            nsys = self._nsys
-            process = launch(o.command, o.environ, nsys.launch)
-            pid = nsys.target_pid()
-            return Target(process.pid if pid is None else pid, process, nsys.target_exit_code)
-        process = self._start_with_tee() if o.ready_log is not None else launch(o.command, o.environ)
-        return Target(process.pid, process, lambda: exit_code_of(process))
+        pipe = subprocess.PIPE if o.ready_log is not None else None
+        nsys = self._nsys
 
-    def _start_with_tee(self) -> subprocess.Popen[bytes]:
         def start(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-            pipe = subprocess.PIPE
-            return subprocess.Popen(
-                list(command), env=dict(environ), start_new_session=True, stdout=pipe, stderr=pipe, bufsize=0
-            )
+            if nsys is not None:
+                return nsys.launch(command, environ, stdout=pipe, stderr=pipe)
+            return subprocess.Popen(list(command), env=dict(environ), start_new_session=True, stdout=pipe, stderr=pipe)
 
-        process = launch(self.options.command, self.options.environ, start)
-        self._tee = OutputTee()
-        assert process.stdout is not None and process.stderr is not None
-        self._tee.pump(process.stdout, 1)  # type: ignore[arg-type]
-        self._tee.pump(process.stderr, 2)  # type: ignore[arg-type]
-        return process
+        process = launch(o.command, o.environ, start)
+        if pipe is not None:
+            self._tee = OutputTee()
+            self._tee.pump(process.stdout, 1)
+            self._tee.pump(process.stderr, 2)
+        if nsys is None:
+            return Target(process.pid, process, lambda: exit_code_of(process))
+        pid = nsys.target_pid()
+        return Target(process.pid if pid is None else pid, process, nsys.target_exit_code)
 
     def _kill_now(self) -> None:
         self.progress.say("killing the program.")

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import psutil
 
@@ -52,8 +52,9 @@ class OutputTee:
         """The lines so far, oldest first."""
         return list(self._lines)
 
-    def pump(self, source: BinaryIO, fd: int) -> None:
-        """Copy ``source`` to the file descriptor until it ends, in a thread."""
+    def pump(self, source: IO[bytes] | None, fd: int) -> None:
+        """Copy ``source``, one of a Popen's pipes, to the file descriptor until it ends, in a thread."""
+        assert source is not None, "the program was started without this pipe"
         thread = threading.Thread(target=self._copy, args=(source, fd), name="infprof-output", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -63,7 +64,7 @@ class OutputTee:
         for thread in self._threads:
             thread.join(timeout_s)
 
-    def _copy(self, source: BinaryIO, fd: int) -> None:
+    def _copy(self, source: IO[bytes], fd: int) -> None:
         rest = b""
         while data := os.read(source.fileno(), 1 << 16):
             # Where nobody reads any more the program must not notice.
@@ -167,16 +168,11 @@ class Target:
 def launch(
     command: Sequence[str],
     environ: Mapping[str, str],
-    starter: Callable[[Sequence[str], Mapping[str, str]], subprocess.Popen[bytes]] | None = None,
+    start: Callable[[Sequence[str], Mapping[str, str]], subprocess.Popen[bytes]],
 ) -> subprocess.Popen[bytes]:
-    """Start a program with its own session, so that a Ctrl-C of the terminal reaches infprof alone.
-
-    Its input, output and environment are as given. Raises InfprofError where it cannot be started.
-    """
+    """Start a program with ``start``. Raises InfprofError where it cannot be started."""
     try:
-        if starter is not None:
-            return starter(command, environ)
-        return subprocess.Popen(list(command), env=dict(environ), start_new_session=True)
+        return start(command, environ)
     except FileNotFoundError:
         raise InfprofError(missing_program(command[0]), 2) from None
     except PermissionError:

@@ -235,6 +235,8 @@ class Trace:
     # What probes recorded in the same run, on this trace's clock, and when the capture was (start, end).
     telemetry: Telemetry | None = None
     telemetry_window: tuple[int, int] | None = None
+    # What the clients of the run's own load saw, as infprof.load.LoadResult.to_dict() has it.
+    load: dict[str, Any] | None = None
 
     def operations(self) -> Iterable[Table]:
         """The tables of things that run on a GPU, those that were collected."""

@@ -28,11 +28,12 @@ class Signal(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A function to call every ``period_s`` seconds, in a thread of its own."""
+    """A function to call every ``period_s`` seconds, in a thread of its own; ``at_end``: once more when the run stops."""
 
     name: str
     period_s: float
     run: Callable[[Recorder], None]
+    at_end: bool = False
 
 
 class Unavailable(Exception):

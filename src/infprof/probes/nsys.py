@@ -13,7 +13,6 @@ import re
 import secrets
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,24 +23,17 @@ import psutil
 from infprof import doctor
 from infprof.doctor import Machine
 from infprof.errors import EXIT_COLLECTOR, InfprofError
-from infprof.probes import Unavailable, nsys_checks, nsys_messages, nsys_processes
-from infprof.probes.nsys_command import Answer, CapturePlan, CommandLines, NsysHelp, call, kill_group
+from infprof.probes import Unavailable, nsys_checks, nsys_messages, nsys_processes, nsys_target
+from infprof.probes.nsys_command import Answer, CapturePlan, CommandLines, NsysHelp, call
 from infprof.probes.nsys_messages import Note
+from infprof.probes.nsys_target import Stream
 
 __all__ = ["CapturePlan", "Note", "NsysBackend"]
 
 _START_LIMIT_S = 60.0
-_LAUNCH_LIMIT_S = 60.0
 _SHORT_LIMIT_S = 15.0
 _GRACE_S = 2.0
-_POLL_S = 0.02
 _STATE_POLL_S = 0.25
-
-# The outer shell keeps the caller's streams as 3, 4 and 5 and gives nsys a file; the inner one is what nsys launches:
-# it says its pid, takes the streams back and becomes the target. Without the streams it ends before the target runs.
-_OUTER = 'exec 3<&0 4>&1 5>&2 </dev/null >>"$0" 2>&1; exec "$@"'
-_LOG, _PID = "launch.log", "target.pid"
-_INNER = 'true <&3 >&4 2>&5 || exit 125; echo $$ >"$0"; exec "$@" <&3 >&4 2>&5 3<&- 4>&- 5>&-'
 
 
 class NsysBackend:
@@ -118,9 +110,9 @@ class NsysBackend:
         self,
         command: Sequence[str],
         environ: Mapping[str, str],
-        stdin: int | IO[bytes] | None = None,
-        stdout: int | IO[bytes] | None = None,
-        stderr: int | IO[bytes] | None = None,
+        stdin: Stream = None,
+        stdout: Stream = None,
+        stderr: Stream = None,
     ) -> subprocess.Popen[bytes]:
         """Start the target under nsys, out of reach of the terminal's Ctrl-C; returns once the target runs.
 
@@ -128,11 +120,15 @@ class NsysBackend:
         for Popen. Raises FileNotFoundError or PermissionError where the command is no program, InfprofError (exit 4)
         where nsys cannot start it: the target has not run then.
         """
-        _require_program(command[0], environ)
+        nsys_target.require_program(command[0], environ)
         self._environ = self._with_nvtx_strings(environ)
-        self._note(_spawn_hint(command, environ))
-        streams = (_stream(stdin, 0), _stream(stdout, 1), _stream(stderr, 2))
+        self._note(nsys_target.spawn_hint(command, environ))
+        streams = (stdin, stdout, stderr)
         failure = self._try_launch(command, streams)
+        if failure is not None and failure.code in ("nsys-failed", "agent-lost"):
+            # Now and then nsys does not find the agent that it has just started; a second attempt does.
+            self._note(Note("nsys-tried-twice", f"nsys started at the second attempt. {failure.sentence}", None))
+            failure = self._try_launch(command, streams)
         if failure is not None and self._lines.gpu_metrics:
             self._without_gpu_metrics(failure)
             failure = self._try_launch(command, streams)
@@ -148,45 +144,24 @@ class NsysBackend:
         self._note(Note("nvtx-strings", f"{name}=0 is set for the program: else plain NVTX names open no range.", None))
         return {**environ, name: "0"}
 
-    def _try_launch(self, command: Sequence[str], streams: Sequence[int | IO[bytes] | None]) -> Note | None:
+    def _try_launch(self, command: Sequence[str], streams: Sequence[Stream]) -> Note | None:
         """One attempt in a fresh session; what went wrong, or None."""
         self._begin_session()
         if self.plan.whole:
             answer = self._call_start("--session-new")
             if answer.code != 0:
                 return _failure(answer)
-        with tempfile.TemporaryDirectory(prefix="infprof-nsys-") as private:
-            self._process = self._spawn(command, streams, Path(private))
-            self._pid = _await_pid(Path(private) / _PID, self._process)
-        if self._pid is not None:
-            self._remember_streams()
-            return None
-        if self._process.poll() is None:
-            kill_group(self._process)
-        return nsys_messages.explain(self._log_text())
+        option = "--session" if self.plan.whole else "--session-new"
+        nsys = (str(self._nsys), "launch", f"{option}={self._session}", *self._lines.launch())
+        self._process, self._log, self._pid = nsys_target.launch(nsys, command, self._environ, streams)
+        self._remember_streams()
+        return nsys_messages.explain(self._log_text()) if self._pid is None else None
 
     def _begin_session(self) -> None:
         self._end_session()
         self._session = f"infprof-{os.getpid()}-{secrets.token_hex(4)}"
         self._process, self._pid = None, None
         self._words.clear()
-
-    def _spawn(
-        self, command: Sequence[str], streams: Sequence[int | IO[bytes] | None], private: Path
-    ) -> subprocess.Popen[bytes]:
-        option = "--session" if self.plan.whole else "--session-new"
-        nsys = (str(self._nsys), "launch", f"{option}={self._session}", *self._lines.launch())
-        inner = (_shell_named_as(command[0], private), "-c", _INNER, str(private / _PID))
-        # Read here for as long as it takes, though its name is soon gone.
-        self._log = (private / _LOG).open("w+b")
-        return subprocess.Popen(
-            ("/bin/sh", "-c", _OUTER, str(private / _LOG), *nsys, *inner, *command),
-            env=self._environ,
-            start_new_session=True,
-            stdin=streams[0],
-            stdout=streams[1],
-            stderr=streams[2],
-        )
 
     def _log_text(self) -> str:
         """What ``nsys launch`` has said so far."""
@@ -465,19 +440,6 @@ class NsysBackend:
             self._process.wait()
 
 
-def _await_pid(file: Path, process: subprocess.Popen[bytes]) -> int | None:
-    """The pid that the target has written; None when ``process`` ends, or the time limit comes, without one."""
-    deadline = time.monotonic() + _LAUNCH_LIMIT_S
-    while True:
-        ended = process.poll() is not None or time.monotonic() >= deadline
-        text = _text(file)
-        if text.endswith("\n"):
-            return int(text)
-        if ended:
-            return None
-        time.sleep(_POLL_S)
-
-
 def _find(machine: Machine, chosen: Path | None) -> tuple[Path, tuple[int, ...]]:
     """The nsys to use. Raises Unavailable where there is none that runs."""
     if chosen is not None:
@@ -492,57 +454,6 @@ def _find(machine: Machine, chosen: Path | None) -> tuple[Path, tuple[int, ...]]
     if found[0].version is None:
         raise Unavailable(f"{machine.shown(found[0].path)} does not run. Install it again: {install}.")
     return found[0].path, found[0].version
-
-
-def _shell_named_as(program: str, private: Path) -> str:
-    """A shell under the program's name: nsys calls a process what it was launched as, though it becomes another."""
-    # busybox does what its name says, so it must keep that of the shell.
-    if Path("/bin/sh").resolve().name.startswith("busybox"):
-        return "/bin/sh"
-    link = private / "as" / (Path(program).name or "sh")
-    link.parent.mkdir()
-    link.symlink_to("/bin/sh")
-    return str(link)
-
-
-def _text(path: Path) -> str:
-    """The text of a file; empty while it is not there."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _require_program(name: str, environ: Mapping[str, str]) -> None:
-    path = environ.get("PATH", os.defpath)
-    if shutil.which(name, path=path) is not None:
-        return
-    if shutil.which(name, mode=os.F_OK, path=path) is not None:
-        raise PermissionError(13, "Permission denied", name)
-    raise FileNotFoundError(2, "No such file or directory", name)
-
-
-def _stream(given: int | IO[bytes] | None, number: int) -> int | IO[bytes] | None:
-    """The stream as given; nothing instead of a standard stream that is closed, which the shell could not copy."""
-    if given is not None:
-        return given
-    try:
-        os.fstat(number)
-    except OSError:
-        return subprocess.DEVNULL
-    return None
-
-
-def _spawn_hint(command: Sequence[str], environ: Mapping[str, str]) -> Note | None:
-    name = "VLLM_WORKER_MULTIPROC_METHOD"
-    words = [Path(word).name for word in command]
-    if name in environ or not any(word == "vllm" or word.startswith("vllm.") for word in words):
-        return None
-    return Note(
-        "spawn-advised",
-        "vLLM may fork its workers, and CUDA is not recorded in a process that is forked without exec.",
-        f"If GPUs are missing in the timeline, set {name}=spawn for the program.",
-    )
 
 
 def _ended_by_signal(code: int | None) -> Note | None:

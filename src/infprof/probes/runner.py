@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from infprof.probes import Probe, ProbeContext, Task, Unavailable
@@ -27,9 +28,10 @@ class ProbeReport:
 
 
 class _Running(threading.Thread):
-    def __init__(self, task: Task, out: Recorder, report: ProbeReport) -> None:
+    def __init__(self, task: Task, out: Recorder, report: ProbeReport, target: Path) -> None:
         super().__init__(name=f"infprof-{report.name}-{task.name}", daemon=True)
-        self._task, self._out, self._report = task, out, report
+        self._task, self._out, self._report, self._target = task, out, report, target
+        self._given_up = False
         self._stop_asked = threading.Event()
         self._stats: dict[str, Any] = {
             "period_s": task.period_s,
@@ -46,29 +48,39 @@ class _Running(threading.Thread):
     def run(self) -> None:
         due, in_a_row = time.monotonic(), 0
         while True:
-            began = time.monotonic()
-            try:
-                self._task.run(self._out)
-                in_a_row = 0
-            except Unavailable as error:
-                self._report.reason = str(error)
+            in_a_row = 0 if self._tick() else in_a_row + 1
+            if self._given_up or in_a_row >= GIVE_UP_AFTER:
+                self._give_up(in_a_row)
                 return
-            except Exception as error:  # a probe must never end the run
-                in_a_row += 1
-                self._stats["errors"] += 1
-                self._stats["last_error"] = f"{type(error).__name__}: {error}"
-                if in_a_row >= GIVE_UP_AFTER:
-                    self._report.state = "failed"
-                    self._report.reason = f"{self._task.name} failed {in_a_row} times: {self._stats['last_error']}"
-                    return
-            finally:
-                self._stats["ticks"] += 1
-                self._stats["longest_s"] = round(max(self._stats["longest_s"], time.monotonic() - began), 6)
-                self._stats["cpu_s"] = round(time.thread_time(), 6)
             # Missed beats are left out, not made up for.
             due = max(due + self._task.period_s, time.monotonic())
             if self._stop_asked.wait(max(due - time.monotonic(), 0)):
+                # A program that has ended has nothing more to say.
+                if self._task.at_end and self._target.exists():
+                    self._tick()
                 return
+
+    def _tick(self) -> bool:
+        began = time.monotonic()
+        try:
+            self._task.run(self._out)
+        except Unavailable as error:
+            self._given_up = True
+            self._report.reason = str(error)
+        except Exception as error:  # a probe must never end the run
+            self._stats["errors"] += 1
+            self._stats["last_error"] = f"{type(error).__name__}: {error}"
+            return False
+        finally:
+            self._stats["ticks"] += 1
+            self._stats["longest_s"] = round(max(self._stats["longest_s"], time.monotonic() - began), 6)
+            self._stats["cpu_s"] = round(time.thread_time(), 6)
+        return True
+
+    def _give_up(self, failures: int) -> None:
+        if failures:
+            self._report.state = "failed"
+            self._report.reason = f"{self._task.name} failed {failures} times: {self._stats['last_error']}"
 
 
 class ProbeRunner:
@@ -96,7 +108,8 @@ class ProbeRunner:
                 report.state, report.reason = "failed", f"{type(error).__name__}: {error}"
                 continue
             self._started.append((probe, out))
-            self._threads += [_Running(task, out, report) for task in tasks]
+            target = self._context.path(f"/proc/{self._context.pid}")
+            self._threads += [_Running(task, out, report, target) for task in tasks]
         for thread in self._threads:
             thread.start()
 

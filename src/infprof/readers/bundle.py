@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
-from infprof.bundle import MANIFEST, Bundle
+from infprof.bundle import LOAD, MANIFEST, Bundle
 from infprof.errors import InfprofError
 from infprof.results import Problem
 from infprof.telemetry import Telemetry, read_telemetry
@@ -51,6 +53,7 @@ def read_bundle(folder: Path) -> Trace:
     if telemetry is not None:
         trace.telemetry = _on_clock_of(trace, telemetry)
         trace.telemetry_window = _window(bundle, trace)
+        trace.load = _load(bundle, trace.problems)
     return trace
 
 
@@ -74,6 +77,18 @@ def _telemetry(bundle: Bundle, problems: list[Problem]) -> Telemetry | None:
     except sqlite3.Error as error:
         problems.append(Problem("damaged-telemetry", f"{bundle.telemetry.name} cannot be read: {error}."))
         return None
+
+
+def _load(bundle: Bundle, problems: list[Problem]) -> dict[str, Any] | None:
+    path = bundle.folder / LOAD
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problems.append(Problem("damaged-load", f"{path.name} cannot be read: {error}."))
+        return None
+    return data if isinstance(data, dict) else None
 
 
 def _without_trace(bundle: Bundle) -> Trace:

@@ -14,7 +14,7 @@ _AREAS: dict[str, tuple[_Line, ...]] = {
     "serving": (
         ("running requests {}, at most {}", ("running_requests_mean", "running_requests_max")),
         ("waiting {}, at most {}", ("waiting_requests_mean", "waiting_requests_max")),
-        ("output {} tokens/s, prompt {} tokens/s", ("output_tokens_per_s", "prompt_tokens_per_s")),
+        ("output tokens {}, prompt tokens {}", ("output_tokens_per_s", "prompt_tokens_per_s")),
         ("time to first token p50 {}, p95 {}", ("ttft_p50_ns", "ttft_p95_ns")),
         ("per output token mean {}", ("tpot_mean_ns",)),
         ("between tokens mean {}", ("itl_mean_ns",)),

@@ -166,7 +166,7 @@ class ServingProbe:
         settings = settings_of_command(context.command)
         if settings:
             out.fact("engine_arguments", settings)
-        tasks = [Task("scrape", PERIOD_S, self._tick)]
+        tasks = [Task("scrape", PERIOD_S, self._tick, at_end=True)]
         if context.log_lines is not None:
             tasks.append(Task("log", PERIOD_S, self._read_log))
         exporter = self._exporter()

@@ -1,0 +1,72 @@
+"""`infprof run` on a real vLLM, on the CPU. Runs where INFPROF_TEST_VLLM names a folder with it (see docs/run.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from infprof.telemetry import read_telemetry
+
+FOLDER = os.environ.get("INFPROF_TEST_VLLM")
+pytestmark = pytest.mark.skipif(not FOLDER, reason="needs INFPROF_TEST_VLLM: a folder with a vLLM that runs on the CPU")
+
+
+def test_the_serving_figures_are_those_of_a_scrape_by_hand(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    bundle = tmp_path / "bundle"
+    server = [f"{FOLDER}/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", f"{FOLDER}/tiny"]
+    server += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048"]
+    server += ["--enforce-eager", "--max-num-seqs", "4"]
+    command = [sys.executable, "-c", "from infprof.cli import main; main()", "run", "-o", str(bundle)]
+    command += ["--backend", "none", "--keep", "--load", "users=6,prompt=64,output=16,time=8s", "--warmup", "2s"]
+    environ = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with (tmp_path / "log").open("w") as log:
+        done = subprocess.run([*command, "--", *server], stdout=log, stderr=log, env=environ, timeout=600)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    engine = psutil.Process(manifest["target"]["pid"])
+    try:
+        scrape = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+    finally:
+        family = [engine, *engine.children(recursive=True)]
+        engine.terminate()
+        _, alive = psutil.wait_procs(family, timeout=30)
+        for process in alive:
+            process.kill()
+    assert done.returncode == 0, (tmp_path / "log").read_text()[-3000:]
+    assert [p["name"] for p in manifest["phases"]] == ["start-up", "warm-up", "capture"]
+
+    telemetry = read_telemetry(bundle / "telemetry.sqlite")
+    last = {s.signal: float(s.value[-1]) for s in telemetry.all_series if not s.labels and len(s.time)}
+    for signal, family_name in (
+        ("output_tokens", "vllm:generation_tokens_total"),
+        ("prompt_tokens", "vllm:prompt_tokens_total"),
+        ("ttft_count", "vllm:time_to_first_token_seconds_count"),
+        ("ttft_sum", "vllm:time_to_first_token_seconds_sum"),
+    ):
+        assert last[signal] == pytest.approx(_sum(scrape, family_name)), signal
+
+    load = json.loads((bundle / "load.json").read_text())
+    assert load["success_count"] > 10 and load["failed_count"] == 0
+    diagnosis = json.loads((bundle / "diagnosis.json").read_text())
+    measures = {m["name"]: m["value"] for m in diagnosis["measures"]}
+    # Six clients and four places: what the engine ran is what its own limit allows, and the others wait.
+    assert measures["running_limit_count"] == 4 and measures["running_requests_max"] <= 4
+    assert measures["waiting_requests_max"] >= 1
+    assert measures["ttft_p50_ns"] > 0 and measures["client_ttft_p50_ns"] > 0
+    assert measures["output_tokens_per_s"] == pytest.approx(load["output_tokens_per_s"], rel=0.5)
+
+
+def _sum(scrape: str, name: str) -> float:
+    values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", scrape, re.M)
+    assert values, name
+    return sum(map(float, values))
