@@ -9,10 +9,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -20,10 +18,9 @@ import pytest
 from infprof.bundle import redact_command
 from infprof.durations import parse_seconds
 from infprof.errors import UsageError
+from run_bench import INFPROF, PATIENCE_S, codes, gone, manifest, nothing_left, run, until
 
-INFPROF = [sys.executable, "-c", "from infprof.cli import main; main()"]
 PLAIN = ["--backend", "none", "--probes", ""]
-PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -39,44 +36,9 @@ def program(tmp_path: Path) -> Callable[[str], list[str]]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """After every test: no process that was not there before."""
-    marker = f"INFPROF_TEST_RUN_{os.getpid()}_{time.monotonic_ns()}"
-    os.environ["INFPROF_TEST_MARKER"] = marker
-    yield
-    del os.environ["INFPROF_TEST_MARKER"]
-    left = [p for p in psutil.process_iter() if p.pid != os.getpid() and _marked(p, marker)]
-    for process in left:
-        process.kill()
-    assert not left
-
-
-def _marked(process: psutil.Process, marker: str) -> bool:
-    try:
-        return process.environ().get("INFPROF_TEST_MARKER") == marker and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
-def run(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*INFPROF, "run", *words], capture_output=True, text=True, timeout=PATIENCE_S, **more)
-
-
-def manifest(folder: Path) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-    return data
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Wait for another process; a test that waits too long fails."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.02)
-
-
-def codes(folder: Path) -> list[str]:
-    return [note["code"] for note in manifest(folder)["notes"]]
+def clean() -> Iterator[None]:
+    with nothing_left():
+        yield
 
 
 # --- how programs end -------------------------------------------------------------------------------------------------
@@ -180,7 +142,7 @@ def test_keep_leaves_the_program_running(program: Callable[[str], list[str]], tm
     process = psutil.Process(target["pid"])
     assert target["ended"] == "still running" and process.is_running()
     process.kill()
-    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    until(lambda: gone(process))
 
 
 def test_a_running_process_is_observed_and_left_alone(program: Callable[[str], list[str]], tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def test_the_serving_figures_are_those_of_a_scrape_by_hand(tmp_path: Path) -> No
     for signal, family_name in (
         ("output_tokens", "vllm:generation_tokens_total"),
         ("prompt_tokens", "vllm:prompt_tokens_total"),
-        ("ttft_count", "vllm:time_to_first_token_seconds_count"),
-        ("ttft_sum", "vllm:time_to_first_token_seconds_sum"),
+        ("ttft_seconds_count", "vllm:time_to_first_token_seconds_count"),
+        ("ttft_seconds_sum", "vllm:time_to_first_token_seconds_sum"),
     ):
         assert last[signal] == pytest.approx(_sum(scrape, family_name)), signal
 

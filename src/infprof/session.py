@@ -278,7 +278,7 @@ class Session:
         elif o.capture == "cuda-profiler-api":
             trigger = "cuda-profiler-api"
         plan = CapturePlan(
-            folder=self.bundle.folder / bundles.TRACE_DIR,
+            folder=(self.bundle.folder / bundles.TRACE_DIR).resolve(),
             whole=not o.waits(),
             trigger=trigger,
             nvtx_range=o.capture.partition(":")[2] or None,
@@ -589,7 +589,8 @@ class Session:
             self._lose_trace("no-report", "nsys left no report: no timeline can be analysed.")
 
     def _inside(self, path: Path) -> str:
-        return str(path.relative_to(self.bundle.folder)) if path.is_relative_to(self.bundle.folder) else str(path)
+        folder = self.bundle.folder.resolve()
+        return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
 
     def _clean_up(self) -> None:
         """Nothing is left running, whatever happened."""

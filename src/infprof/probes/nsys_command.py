@@ -102,7 +102,7 @@ class NsysHelp:
         if command not in self._sections:
             text = call([self._nsys, command, "--help"], _HELP_LIMIT_S, self._environ).text
             headings = list(_HEADING.finditer(text))
-            ends = [heading.start() for heading in headings[1:]] + [len(text)]
+            ends = [*(heading.start() for heading in headings), len(text)][1:]
             self._sections[command] = {
                 heading[3]: text[heading.end() : end]
                 for heading, end in zip(headings, ends, strict=True)

@@ -1,0 +1,188 @@
+"""`infprof run` with the real nsys: the program's own fate is passed on, the bundle is whole, nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from run_bench import INFPROF, PATIENCE_S, codes, manifest, nothing_left, run
+
+REAL = {"2023.4": Path("/opt/nsys23/bin/nsys"), "2022.4": Path("/opt/nsys/bin/nsys")}
+
+
+@pytest.fixture(params=REAL)
+def nsys(request: pytest.FixtureRequest) -> str:
+    path = REAL[request.param]
+    if not path.exists():
+        pytest.skip(f"nsys {request.param} is not installed (scripts/install-nsys.sh)")
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[[str], list[str]]:
+    def make(text: str) -> list[str]:
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(text))
+        return [sys.executable, str(path)]
+
+    return make
+
+
+def rows(folder: Path, query: str) -> list[Any]:
+    """What the exported trace of a bundle holds."""
+    (trace,) = manifest(folder)["files"]["traces"]
+    with closing(sqlite3.connect(f"file:{folder / trace}?mode=ro", uri=True)) as db:
+        return db.execute(query).fetchall()
+
+
+def recorded_pids(folder: Path) -> set[int]:
+    return {tid >> 24 & 0xFFFFFF for (tid,) in rows(folder, "SELECT DISTINCT globalTid FROM OSRT_API")}
+
+
+@pytest.mark.skipif(find_spec("nvtx") is None, reason="needs the Python package nvtx")
+def test_a_program_with_ranges_that_exits_with_3(
+    nsys: str, program: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    text = """
+        import nvtx, os, sys
+        for step in range(5):
+            with nvtx.annotate("step"):
+                os.sync()
+        print("done")
+        sys.exit(3)
+    """
+    done = run("--nsys", nsys, "-o", str(tmp_path / "b"), "--", *program(text))
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.startswith("done\n")
+    data = manifest(tmp_path / "b")
+    assert (data["state"], data["backend"]["name"]) == ("complete", "nsys")
+    assert (data["target"]["exit_code"], data["target"]["exit_code_of"]) == (3, "target")
+    texts = "SELECT coalesce(n.text, s.value) FROM NVTX_EVENTS n LEFT JOIN StringIds s ON s.id = n.textId"
+    assert [text for (text,) in rows(tmp_path / "b", texts)].count("step") == 5
+    assert {p["name"]: p["state"] for p in data["probes"]}["host"] == "ok"
+    # No GPU work: the timeline says nothing, the telemetry does, and that is no failure of the run.
+    diagnosis = json.loads((tmp_path / "b" / "diagnosis.json").read_text())
+    assert (diagnosis["verdict"]["class"], diagnosis["verdict"]["code"]) == ("unusable", "no-gpu-work")
+    assert any(m["name"] == "target_cpus_used_count" for m in diagnosis["measures"])
+
+
+def test_a_forked_child_is_recorded_too(nsys: str, program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    text = """
+        import os
+        child = os.fork()
+        for _ in range(200):
+            fd = os.open("/dev/null", os.O_RDONLY)
+            os.close(fd)
+        os.sync()
+        if child:
+            os.waitpid(child, 0)
+            print(os.getpid(), child, flush=True)
+    """
+    done = run("--nsys", nsys, "-o", str(tmp_path / "b"), "--", *program(text))
+    assert done.returncode == 0, done.stderr
+    pids = {int(word) for word in done.stdout.splitlines()[0].split()}
+    assert pids <= recorded_pids(tmp_path / "b")
+
+
+def test_a_program_killed_by_sigkill(nsys: str, program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    done = run("--nsys", nsys, "-o", str(tmp_path / "b"), "--", *program("import os, signal; os.kill(os.getpid(), 9)"))
+    assert done.returncode == 137, done.stderr
+    data = manifest(tmp_path / "b")
+    assert (data["target"]["exit_code"], data["target"]["exit_code_of"]) == (137, "target")
+    assert "target-killed" in codes(tmp_path / "b")
+
+
+def test_ctrl_c_keeps_the_report(nsys: str, program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    text = """
+        import os, time
+        os.sync()
+        print("up", flush=True)
+        while True: time.sleep(0.01)
+    """
+    command = [*INFPROF, "run", "--nsys", nsys, "-o", str(tmp_path / "b"), "--", *program(text)]
+    # As a shell in a terminal does it: a foreground group that gets the signal as a whole.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, err
+    data = manifest(tmp_path / "b")
+    assert data["target"]["ended"] == "by infprof (SIGINT)"
+    assert rows(tmp_path / "b", "SELECT count(*) FROM OSRT_API")[0][0] > 0
+
+
+def test_a_duration_captures_a_part_of_a_server(nsys: str, program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    text = """
+        import os, time
+        print("ready to serve", flush=True)
+        while True:
+            os.sync()
+            time.sleep(0.005)
+    """
+    done = run(
+        "--nsys", nsys, "-o", str(tmp_path / "b"), "--ready-log", "ready to serve", "--warmup", "500ms",
+        "--duration", "1s", "--", *program(text),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    data = manifest(tmp_path / "b")
+    assert [p["name"] for p in data["phases"]] == ["start-up", "warm-up", "capture"]
+    assert data["target"]["ended"] == "by infprof (SIGTERM)"
+    ((first, last),) = rows(tmp_path / "b", "SELECT min(start), max(end) FROM OSRT_API")
+    ((epoch,),) = rows(tmp_path / "b", "SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")
+    # The trace is of the capture, by its own clock and by infprof's.
+    capture = data["phases"][-1]
+    assert 0.2e9 < last - first < 20e9
+    assert epoch + last > capture["start_unix_ns"] and epoch + first < capture["end_unix_ns"]
+
+
+def test_a_missing_program(nsys: str, tmp_path: Path) -> None:
+    done = run("--nsys", nsys, "-o", str(tmp_path / "b"), "--", "no-such-program-here")
+    assert done.returncode == 2 and "no program called" in done.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_an_nsys_that_is_none(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    done = run("--nsys", str(tmp_path / "nsys"), "-o", str(tmp_path / "b"), "--", *program("print('ran')"))
+    assert done.returncode == 4 and "ran" not in done.stdout
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "b").exists()
+
+
+def test_an_nsys_that_is_too_old(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    nsys = tmp_path / "nsys"
+    nsys.write_text("#!/bin/sh\necho 'NVIDIA Nsight Systems version 2019.1.0'\n")
+    nsys.chmod(0o755)
+    done = run("--nsys", str(nsys), "-o", str(tmp_path / "b"), "--", *program("print('ran')"))
+    assert done.returncode == 4 and done.stdout == "" and "too old" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_bundle_named_by_a_relative_path_holds_its_report(
+    nsys: str, program: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    done = run("--nsys", nsys, "-o", "here", "--", *program("import os; os.sync()"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    files = manifest(tmp_path / "here")["files"]
+    assert files["reports"] == ["trace/capture.nsys-rep"] and files["traces"] == ["trace/capture.sqlite"]
+    assert "report-elsewhere" not in codes(tmp_path / "here")
