@@ -17,6 +17,7 @@ from infprof.measures import calls
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
 from infprof.measures.copies import copy_rows
+from infprof.measures.coverage import coverage_problems
 from infprof.measures.device import DeviceAnalysis, MeasureLimits, analyze_device
 from infprof.measures.host import HostLimits
 from infprof.measures.host_calls import api_table
@@ -454,6 +455,7 @@ class _Analysis:
         for analysis in analyses:
             self.problems += problems_of(analysis)
         trace, prepared = self.trace, self.prepared
+        self.problems += coverage_problems(prepared)
         dropped, kept = trace.dropped_operations, len(prepared.operations)
         if dropped:
             self.problems.append(

@@ -230,6 +230,9 @@ class Trace:
     dropped_operations: int = 0
     # Diagnostics of the recording tool itself, as (severity, text).
     diagnostics: list[tuple[str, str]] = field(default_factory=list)
+    # GPUs of the machine, whether used or not, and processes that the recording tool knew and that left no row.
+    machine_gpus: int | None = None
+    other_processes: list[Process] = field(default_factory=list)
     # Unix time of this trace's time 0, where the recording tool wrote it down.
     clock_start_unix_ns: int | None = None
     # What probes recorded in the same run, on this trace's clock, and when the capture was (start, end).

@@ -62,7 +62,9 @@ def trace_verdict(facts: TraceFacts, thresholds: Thresholds, diagnostics: list[t
         return _unusable(
             "gpu-not-recorded",
             f"{facts.launches} launches were recorded but nothing that ran on the GPU: cannot tell how busy it was.",
-            "GPU activity is missing: " + (COLLECT_NODES if facts.graph_launches else COLLECT_CUDA) + ".",
+            "GPU activity is missing: "
+            + (COLLECT_NODES if facts.graph_launches else COLLECT_CUDA)
+            + "; a process that is killed or ends by os._exit loses it: stop the capture first.",
         )
     if not ran and facts.copies == 0:
         said = next((text for _, text in diagnostics if "cuda" in text.lower()), None)

@@ -261,6 +261,12 @@ class _Builder:
             dropped_launches=dropped,
             dropped_operations=self.dropped_count,
             diagnostics=self._diagnostics(),
+            machine_gpus=len(self.gpu_facts) or None,
+            other_processes=[
+                t.Process(g >> 24 & TID_MASK, name)
+                for g, name in self._process_names().items()
+                if g not in self.process_index
+            ],
             clock_start_unix_ns=self._clock_start(),
             **tables,  # type: ignore[arg-type]  # names of tables only
         )
@@ -291,13 +297,18 @@ class _Builder:
         return index
 
     def _processes(self) -> list[t.Process]:
+        names = self._process_names()
+        return [t.Process(g >> 24 & TID_MASK, names.get(g)) for g in self.process_index]
+
+    def _process_names(self) -> dict[int, str]:
+        """globalPid → name of every process that nsys knew, also of those without a row."""
         names: dict[int, str] = {}
         if self.file.has("PROCESSES", "globalPid", "name"):
             for gpid, name in self.file.rows("SELECT globalPid, name FROM PROCESSES"):
                 if isinstance(gpid, int) and name:
                     # The name may be a path; the last part names the program, the rest names its owner.
                     names[gpid] = str(name).rsplit("/", 1)[-1]
-        return [t.Process(g >> 24 & TID_MASK, names.get(g)) for g in self.process_index]
+        return names
 
     def _threads(self) -> list[t.Thread]:
         if self.file.has("ThreadNames", "nameId", "globalTid"):
