@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import psutil
-
 from infprof.errors import UsageError
+from infprof.probes.listening import listening_ports
 
 if TYPE_CHECKING:
     import httpx
@@ -71,17 +70,6 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def listening_ports(pid: int) -> list[int]:
-    """TCP ports on which the process or one of its descendants listens, ascending."""
-    ports: set[int] = set()
-    for process in _family(pid):
-        try:
-            ports |= {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-        except psutil.Error:
-            continue
-    return sorted(ports)
-
-
 def find_openai_server(client: httpx.Client, pid: int) -> str | None:
     """The base URL of an OpenAI-compatible server of the process tree that lists its models; None while there is none."""
     import httpx
@@ -100,11 +88,3 @@ def find_openai_server(client: httpx.Client, pid: int) -> str | None:
 def seen_in(pattern: re.Pattern[str], lines: Callable[[], Sequence[str]]) -> bool:
     """Whether a line of the log matches."""
     return any(pattern.search(line) for line in lines())
-
-
-def _family(pid: int) -> Iterable[psutil.Process]:
-    try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
-    except psutil.Error:
-        return []

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 Backend = Literal["auto", "nsys", "none"]
 
-_TICK_S = 0.1
+_TICK_S = 0.2
 _FLUSH_S = 1.0
 # How long a program may take to end after it was asked to: servers finish requests first.
 END_PATIENCE_S = 20.0
@@ -409,7 +409,7 @@ class Session:
                 ended_by = signal_name(self.interrupts.received[0])
             elif not self.target.alive():
                 ended_by, self._ended_by_itself = "the end of the program", True
-            elif self._disk_full or self._short_of_space():
+            elif self._disk_full:
                 ended_by = "a full disk"
             elif limit_s is not None and spent >= limit_s:
                 ended_by = "time"
@@ -447,21 +447,18 @@ class Session:
 
     def _flush(self) -> None:
         self._last_flush = time.monotonic()
+        self._watch_space()
         try:
             self._file.flush()
         except sqlite3.Error as error:
             self._note_full_disk(str(error))
 
-    def _short_of_space(self) -> bool:
-        if self._nsys is None:
-            return False
-        note = self._nsys.watch_space()
-        if note is None:
-            return False
-        self._disk_full = True
-        self.manifest.note(*note)
-        self.progress.say(note.sentence)
-        return True
+    def _watch_space(self) -> None:
+        note = self._nsys.watch_space() if self._nsys is not None else None
+        if note is not None:
+            self._disk_full = True
+            self.manifest.note(*note)
+            self.progress.say(note.sentence)
 
     def _note_full_disk(self, why: str) -> None:
         self._disk_full = True

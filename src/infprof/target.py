@@ -22,7 +22,7 @@ from infprof.errors import InfprofError
 _PR_SET_CHILD_SUBREAPER = 36
 _LOG_LINES = 20_000
 # Listing all processes costs; what loses its parent in between is adopted and found at the end.
-_LOOK_EVERY_S = 5.0
+_LOOK_EVERY_S = 30.0
 
 
 def adopt_orphans() -> bool:

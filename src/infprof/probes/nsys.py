@@ -290,8 +290,12 @@ class NsysBackend:
         """A note when the disk runs short and the capture should be stopped; to be asked about once a second."""
         if not self._collecting:
             return None
-        self._remember_streams()
-        recorded = sum(path.stat().st_size for path in self._streams if path.exists())
+        streams = [path for path in self._streams if path.exists()]
+        if not streams:
+            # Asking an agent for its open files costs milliseconds.
+            self._remember_streams()
+            streams = [path for path in self._streams if path.exists()]
+        recorded = sum(path.stat().st_size for path in streams)
         return nsys_checks.space_running_out(self._machine, self.plan.folder, self._spool(), recorded)
 
     def _remember_streams(self) -> None:

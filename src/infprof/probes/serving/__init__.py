@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from infprof.probes import ProbeContext, Signal, Task
+from infprof.probes.listening import listening_ports
 from infprof.probes.recorder import Recorder
 from infprof.probes.serving import dcgm
 from infprof.probes.serving.endpoint import (
@@ -27,9 +28,9 @@ from infprof.probes.serving.endpoint import (
     engine_of_command,
     examine,
     get,
-    listening_ports,
     new_client,
     ports_of_command,
+    usual_first,
 )
 from infprof.probes.serving.engines import SIGNALS
 from infprof.probes.serving.exposition import Exposition, Key, Scrape
@@ -44,6 +45,7 @@ from infprof.probes.serving.settings import (
 __all__ = ["EngineScraper", "ServingProbe"]
 
 PERIOD_S = 1.0
+_EAGER_SEARCHES = 10
 # A server without metrics may still be starting up; a port that the command does not name and that is no engine's is
 # left alone soon.
 _ASK_AGAIN, _ASK_UNNAMED_AGAIN = 120, 5
@@ -159,6 +161,7 @@ class ServingProbe:
         self._asked: dict[str, int] = {}
         self._why_not = "no port of the target answers as a serving engine: name its metrics with --metrics-url"
         self._log_lines = 0
+        self._searches = 0
 
     def start(self, context: ProbeContext, out: Recorder) -> Sequence[Task]:
         """Never fails: a server may start to listen minutes later, or never."""
@@ -183,12 +186,17 @@ class ServingProbe:
         return None
 
     def _tick(self, out: Recorder) -> None:
-        if self._scraper is None:
+        if self._scraper is None and self._is_time_to_search():
             self._search(out)
         if self._scraper is not None:
             self._scraper.scrape(out)
         if self._named_exporter is not None:
             self._named_exporter.sample(out)
+
+    def _is_time_to_search(self) -> bool:
+        """Each second at first, then each third: the kernel walks through all its sockets to list them."""
+        self._searches += 1
+        return self._searches <= _EAGER_SEARCHES or self._searches % 3 == 0
 
     def _search(self, out: Recorder) -> None:
         hint = engine_of_command(self._context.command)
@@ -225,7 +233,7 @@ class ServingProbe:
             parts = urlsplit(url if "//" in url else f"http://{url}")
             return [(f"{parts.scheme}://{parts.netloc}", parts.path if len(parts.path) > 1 else None)]
         named = ports_of_command(self._context.command)
-        ports = named or listening_ports(self._context.pid)
+        ports = named or usual_first(listening_ports(self._context.pid, self._context.root))
         return [(f"http://127.0.0.1:{port}", None) for port in ports]
 
     def _found(self, out: Recorder, endpoint: Endpoint) -> None:

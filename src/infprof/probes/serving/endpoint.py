@@ -8,7 +8,7 @@ it is no friend to a rendezvous port.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -158,28 +158,9 @@ def ports_of_command(command: Sequence[str]) -> list[int]:
     return ports
 
 
-def listening_ports(pid: int) -> list[int]:
-    """TCP ports on which a process and its descendants listen, the engines' usual ones first."""
-    import psutil
-
-    try:
-        root = psutil.Process(pid)
-        processes = [root, *root.children(recursive=True)]
-    except psutil.Error:
-        return []
-    ports = {port for process in processes for port in _ports_of(process)}
+def usual_first(ports: Sequence[int]) -> list[int]:
+    """Ports with those on which engines usually listen first."""
     return sorted(ports, key=lambda port: (_USUAL_PORTS.index(port) if port in _USUAL_PORTS else 99, port))
-
-
-def _ports_of(process: Any) -> Iterator[int]:
-    import psutil
-
-    # psutil 6 renamed it.
-    connections = getattr(process, "net_connections", None) or process.connections
-    try:
-        yield from (c.laddr.port for c in connections("tcp") if c.status == psutil.CONN_LISTEN)
-    except psutil.Error:
-        return
 
 
 def examine(client: httpx.Client, base: str, path: str | None = None, hint: str | None = None) -> Endpoint:
