@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from infprof.trace import BoolArray, FloatArray, IntArray
+from infprof.trace import BoolArray, FloatArray, IntArray, compact, constant
 
 HEADER_BYTES = 100
 LEAF, INTERIOR = 0x0D, 0x05
@@ -30,6 +30,8 @@ CHUNK_BYTES = 2 << 20
 MAX_DEPTH = 20
 
 Bytes = NDArray[np.uint8]
+# The types of a column's values: one for each row, or one for all.
+Kind = NDArray[np.uint8] | IntArray | np.uint8
 
 # By type code: how many bytes the value takes, and how far its eight bytes are shifted to leave the value alone.
 # 10 and 11 are reserved; 12 and above are blobs (even) and texts (odd).
@@ -62,6 +64,14 @@ class Texts:
     values: list[bytes]
 
 
+class _Records(NamedTuple):
+    """Per wanted column the types of the values and where they begin; ``odd`` marks the rows that SQLite must read."""
+
+    kinds: dict[int, Kind]
+    places: dict[int, IntArray]
+    odd: BoolArray
+
+
 class Pages:
     """The pages of one database file that nobody writes. Raises Unreadable where the file's header is unusual."""
 
@@ -83,15 +93,18 @@ class Pages:
 
     def cells(
         self, root: int, columns: int, ints: Sequence[int], floats: Sequence[int], texts: Sequence[int]
-    ) -> Iterator[Cells]:
+    ) -> Iterator[tuple[Cells, float]]:
         """The wanted columns, given by position, of the table of ``columns`` columns whose tree begins at page ``root``.
+
+        In chunks, each with how many more ones of its size follow.
 
         Raises Unreadable, also half-way, where a page, a cell or a record is not as it should be.
         """
         leaves = self._leaves(root)
         step = max(CHUNK_BYTES // self.page_bytes, 1)
         for i in range(0, len(leaves), step):
-            yield self._chunk(leaves[i : i + step], columns, ints, floats, texts)
+            pages = leaves[i : i + step]
+            yield self._chunk(pages, columns, ints, floats, texts), (len(leaves) - i) / len(pages) - 1
 
     # --- pages -----------------------------------------------------------------------------------------------------
 
@@ -173,6 +186,39 @@ class Pages:
         if (start + 4 > limit).any():
             raise Unreadable("cell pointer")
         # A cell: size of the record, rowid, record. A record: size of its header, a type for each column, the values.
+        wanted = {*ints, *floats, *texts}
+        records = _uniform_records(buffer, words, start, limit, columns, wanted)
+        if records is None:
+            records = self._any_records(buffer, start, limit, columns, wanted, len(buffer) - zeros)
+        kinds, places, odd = records
+        int_columns = []
+        for column in ints:
+            kind = kinds[column]
+            odd |= (kind == _FLOAT) | (kind >= _RESERVED)
+            int_columns.append(_integers(buffer, words, kind, places[column]))
+        float_columns = []
+        for column in floats:
+            kind = kinds[column]
+            odd |= kind >= _RESERVED
+            values, valid = _integers(buffer, words, kind, places[column])
+            reals = values.astype(np.float64)
+            if (is_float := np.flatnonzero(np.broadcast_to(kind == _FLOAT, len(start)))).size:
+                reals[is_float] = words[places[column][is_float]].byteswap().view(np.float64)
+            if valid is not None:
+                reals[~valid] = np.nan
+            float_columns.append(reals)
+        for column in texts:
+            kind = kinds[column]
+            odd |= (kind != _NULL) & ((kind < 13) | (kind % 2 == 0))
+        text_columns = [_texts(buffer, words, kinds[c], places[c], odd) for c in texts]
+        rows = np.flatnonzero(odd)
+        rowids = [_rowid(buffer, p) for p in start[rows].tolist()]
+        return Cells(len(start), int_columns, float_columns, text_columns, rows, rowids)
+
+    def _any_records(
+        self, buffer: Bytes, start: IntArray, limit: IntArray, columns: int, wanted: set[int], zeros_at: int
+    ) -> _Records:
+        """The records of cells of any kind. What cannot be read here is odd and reads as NULLs, from ``zeros_at`` on."""
         at = start.copy()
         payload = _varint(buffer, at)
         _skip_varint(buffer, at)
@@ -186,10 +232,9 @@ class Pages:
         # Fewer types than columns: the row is older than its table's last columns.
         odd = overflows | (header < columns + 1)
         value = record + header
-        at[odd] = value[odd] = len(buffer) - zeros
+        at[odd] = value[odd] = zeros_at
         types_end, record_end = value.copy(), np.where(odd, len(buffer), record + payload)
-        wanted = {*ints, *floats, *texts}
-        kinds: dict[int, Bytes | IntArray] = {}
+        kinds: dict[int, Kind] = {}
         places: dict[int, IntArray] = {}
         for column in range(max(wanted, default=-1) + 1):
             kind: Bytes | IntArray = buffer.take(at)
@@ -206,25 +251,64 @@ class Pages:
             value += width
         if ((value > record_end) | (at > types_end) & ~odd).any():
             raise Unreadable("record")
-        int_columns = []
-        for column in ints:
-            kind = kinds[column]
-            odd |= (kind == _FLOAT) | (kind >= _RESERVED)
-            int_columns.append(_integers(buffer, words, kind, places[column]))
-        float_columns = []
-        for column in floats:
-            kind = kinds[column]
-            odd |= kind >= _RESERVED
-            values, valid = _integers(buffer, words, kind, places[column])
-            reals = np.where(kind == _FLOAT, words[places[column]].byteswap().view(np.float64), values)
-            float_columns.append(reals if valid is None else np.where(valid, reals, np.nan))
-        for column in texts:
-            kind = kinds[column]
-            odd |= (kind != _NULL) & ((kind < 13) | (kind % 2 == 0))
-        text_columns = [_texts(buffer, words, kinds[c], places[c], odd) for c in texts]
-        rows = np.flatnonzero(odd)
-        rowids = [_rowid(buffer, p) for p in start[rows].tolist()]
-        return Cells(len(start), int_columns, float_columns, text_columns, rows, rowids)
+        return _Records(kinds, places, odd)
+
+
+def _uniform_records(
+    buffer: Bytes, words: IntArray, start: IntArray, limit: IntArray, columns: int, wanted: set[int]
+) -> _Records | None:
+    """The records of cells whose headers are alike: of equal lengths, every length and type a number of one byte.
+
+    Most chunks of long tables are: then few words per row say all that ``_any_records`` looks up byte by byte. None
+    where a chunk is not, or where anything in it needs a closer look.
+    """
+    if not len(start):
+        return None
+    first = int(start[0])
+    # Of the first eight bytes of a cell the first is the record's size, the next ones are the rowid.
+    behind = 1
+    while buffer[first + behind] >= 128:
+        behind += 1
+        if behind > 6:
+            return None
+    behind += 1
+    header = int(buffer[first + behind])
+    if header != columns + 1:
+        return None
+    cell = words[start]
+    alike = (0x8080808080808080 & (1 << 8 * behind) - 1) | 0xFF << 8 * behind
+    if buffer[first] >= 128 or int(np.bitwise_or.reduce(cell ^ cell[0])) & alike:
+        return None
+    cell &= 0x7F
+    record = start + behind
+    record_end = cell
+    record_end += record
+    types = record + 1
+    last = max(wanted, default=-1)
+    # The bits in which the types of any two rows differ.
+    varies = b""
+    for i in range(0, last + 1, 8):
+        word = words[types + i]
+        varies += int(np.bitwise_or.reduce(word ^ word[0])).to_bytes(8, "little", signed=True)
+    kinds: dict[int, Kind] = {}
+    places: dict[int, IntArray] = {}
+    # The next value begins ``offset`` behind ``value``: equal widths are added up once for all rows.
+    value, offset = record, header
+    for column in range(last + 1):
+        kind: Kind = buffer[first + behind + 1 + column]
+        if kind >= 128 or varies[column] >= 128:
+            return None
+        if varies[column]:
+            kind = buffer.take(types + column)
+        if column in wanted:
+            kinds[column], places[column] = kind, value + offset
+        if varies[column]:
+            value = value + _WIDTH.take(kind)
+        else:
+            offset += int(_WIDTH[kind])
+    if (value + offset > record_end).any() or (record_end > limit).any():
+        return None
+    return _Records(kinds, places, np.zeros(len(start), dtype=np.bool_))
 
 
 def _be16(buffer: Bytes, at: IntArray) -> IntArray:
@@ -277,26 +361,29 @@ def _rowid(buffer: Bytes, at: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def _integers(
-    buffer: Bytes, words: IntArray, kind: Bytes | IntArray, at: IntArray
-) -> tuple[IntArray, BoolArray | None]:
-    """The values of a column of integers, 0 where NULL, and which ones are valid; None where all are."""
-    low, high = (int(kind.min()), int(kind.max())) if len(kind) else (_ONE, _ONE)
+def _integers(buffer: Bytes, words: IntArray, kind: Kind, at: IntArray) -> tuple[IntArray, BoolArray | None]:
+    """The values of a column of integers, 0 where NULL, and which ones are valid; None where all are.
+
+    Columns of one value are constants (see trace.py), as most ids are.
+    """
+    low, high = (int(kind.min()), int(kind.max())) if np.size(kind) else (_ONE, _ONE)
     if low == high and low in (_NULL, _ZERO, _ONE):
-        values = np.full(len(kind), int(low == _ONE), dtype=np.int64)
-    elif low == high == 1:
+        valid = np.broadcast_to(np.bool_(False), len(at)) if low == _NULL else None
+        return constant(int(low == _ONE), len(at)), valid
+    if low == high == 1:
         values = buffer.take(at).view(np.int8).astype(np.int64)
     else:
-        values = words[at].byteswap()
+        values = words[at].byteswap(inplace=True)
         values >>= _SHIFT[low] if low == high else _SHIFT.take(kind, mode="clip")
         if low == _NULL or high >= _ZERO:
             values[(kind == _NULL) | (kind >= _ZERO)] = 0
             values[kind == _ONE] = 1
-    return values, kind != _NULL if low == _NULL else None
+    return compact(values), np.asarray(kind != _NULL) if low == _NULL else None
 
 
-def _texts(buffer: Bytes, words: IntArray, kind: Bytes | IntArray, at: IntArray, odd: BoolArray) -> Texts:
+def _texts(buffer: Bytes, words: IntArray, kind: Kind, at: IntArray, odd: BoolArray) -> Texts:
     """Equal texts are found by a hash of 64 bits over their length and bytes."""
+    kind = np.broadcast_to(kind, len(at))
     codes = np.full(len(kind), -1, dtype=np.int64)
     rows = np.flatnonzero(~odd & (kind != _NULL))
     if not len(rows):
