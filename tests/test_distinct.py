@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infprof.distinct import distinct, distinct_rows, distinct_values, first_of_each, groups
+from infprof.distinct import PIECE, distinct, distinct_rows, distinct_values, first_of_each, groups, mapped
 from infprof.measures.intervals import count_until
 from infprof.trace import IntArray, compact, is_constant
 
@@ -25,9 +25,18 @@ def test_distinct(values: IntArray, compacted: bool) -> None:
     again, first = first_of_each(column)
     assert again.tolist() == unique.tolist()
     assert first.tolist() == [values.tolist().index(v) for v in unique.tolist()]
+    assert mapped(column, lambda found: [v // 2 for v in found]).tolist() == [v // 2 for v in values.tolist()]
     assert [(v, rows.tolist()) for v, rows in groups(column)] == [
         (v, np.flatnonzero(values == v).tolist()) for v in unique.tolist()
     ]
+
+
+def test_columns_of_several_pieces() -> None:
+    values = np.arange(3 * PIECE + 5, dtype=np.int64) % 1000 - 7
+    unique, which = distinct(values)
+    assert unique.tolist() == list(range(-7, 993))
+    assert (unique[which] == values).all()
+    assert (mapped(values, lambda found: [-v for v in found]) == -values).all()
 
 
 @given(st.integers(0, 40).flatmap(lambda n: st.tuples(*[st.lists(st.integers(-2, 2), min_size=n, max_size=n)] * 3)))

@@ -141,7 +141,15 @@ class Table:
         """The rows chosen by an index or boolean array; unchanged (not copied) where a boolean one chooses all."""
         if rows.dtype == np.bool_ and rows.all():
             return self
-        return Table(self.name, {k: v[rows] for k, v in self._columns.items()})
+        count = int(rows.sum()) if rows.dtype == np.bool_ else len(rows)
+        return Table(
+            self.name,
+            {
+                # Of a constant only the length changes.
+                k: np.broadcast_to(v[0], (count,)) if is_constant(v) else v[rows]
+                for k, v in self._columns.items()
+            },
+        )
 
     def sorted_by(self, *columns: str) -> Table:
         """Rows in ascending order of the columns, first one first; unchanged (not copied) when they already are."""
