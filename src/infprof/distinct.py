@@ -77,10 +77,15 @@ def distinct_rows(*columns: IntArray) -> tuple[list[tuple[int, ...]], IntArray]:
 
 def first_of_each(values: IntArray) -> tuple[IntArray, IntArray]:
     """The distinct values, sorted, and the first position of each."""
+    if len(values) and (values[1:] >= values[:-1]).all():
+        first = _run_starts(values)
+        return values[first], first
     unique, which = distinct(values)
     first = np.empty(len(unique), dtype=np.int64)
     # Written backwards, so that the first one stays.
-    first[which[::-1]] = np.arange(len(values) - 1, -1, -1)
+    for i in reversed(range(0, len(values), PIECE)):
+        piece = which[i : i + PIECE]
+        first[piece[::-1]] = np.arange(i + len(piece) - 1, i - 1, -1)
     return unique, first
 
 

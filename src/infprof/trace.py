@@ -118,6 +118,11 @@ def compact(column: NDArray[Any]) -> NDArray[Any]:
     return np.broadcast_to(column[0].copy(), column.shape)
 
 
+def picked(column: NDArray[Any], chosen: BoolArray) -> NDArray[Any]:
+    """The chosen rows of a column; the column itself where all are chosen: do not write into it."""
+    return column if chosen.all() else column[chosen]
+
+
 class Table:
     """Columns of equal length, as declared in SCHEMA; rows are in the reader's order until ``sorted_by`` is called."""
 

@@ -136,7 +136,7 @@ def _add_loop(measures: Measures, prepared: Prepared, model: IdleModel, time: De
     """
     gaps = time.gaps
     measures.add("idle_gap_count", len(gaps.starts), "count")
-    measures.add("sync_gap_count", int((gaps.held & (gaps.causes.sum(axis=0) > 0)).sum()), "count")
+    measures.add("sync_gap_count", int((gaps.causes[:, gaps.held].sum(axis=0) > 0).sum()), "count")
     measures.add("new_kernel_stall_count", int(gaps.new_kernel.sum()), "count")
     busy = time.window_ns - int(gaps.lengths.sum())
     thread = launching_thread(prepared, time)

@@ -78,18 +78,42 @@ def complement(inside: Intervals, start: int, end: int) -> Intervals:
     """What of [start, end) the set leaves free."""
     if end <= start:
         return empty()
-    clipped = clip(inside, start, end)
-    starts = np.concatenate([np.array([start], dtype=np.int64), clipped.ends])
-    ends = np.concatenate([clipped.starts, np.array([end], dtype=np.int64)])
-    free = ends > starts
-    return Intervals(starts[free], ends[free])
+    starts, ends = clip(inside, start, end)
+    if not len(starts):
+        return single(start, end)
+    # Between two intervals of a set there is always something free; before and behind them there may be.
+    before, behind = starts[0] > start, ends[-1] < end
+    free_starts = ends if behind else ends[:-1]
+    free_ends = starts if before else starts[1:]
+    if before:
+        free_starts = np.concatenate([np.array([start], dtype=np.int64), free_starts])
+    if behind:
+        free_ends = np.concatenate([free_ends, np.array([end], dtype=np.int64)])
+    return Intervals(free_starts, free_ends)
 
 
 def clip(inside: Intervals, start: int, end: int) -> Intervals:
     """The part of the set in [start, end)."""
-    starts, ends = np.maximum(inside.starts, start), np.minimum(inside.ends, end)
-    keep = ends > starts
-    return Intervals(starts[keep], ends[keep])
+    if end <= start:
+        return empty()
+    first = int(inside.ends.searchsorted(start, side="right"))
+    stop = int(inside.starts.searchsorted(end, side="left"))
+    starts, ends = inside.starts[first:stop], inside.ends[first:stop]
+    # Only the outer two can reach beyond.
+    if len(starts) and starts[0] < start:
+        starts = starts.copy()
+        starts[0] = start
+    if len(ends) and ends[-1] > end:
+        ends = ends.copy()
+        ends[-1] = end
+    return Intervals(starts, ends)
+
+
+def near(inside: Intervals, low: int, high: int) -> Intervals:
+    """The intervals of the set that hold or follow ``low`` and begin by ``high``: all that say anything in between."""
+    first = int(inside.ends.searchsorted(low, side="right"))
+    stop = int(inside.starts.searchsorted(high, side="right"))
+    return Intervals(inside.starts[first:stop], inside.ends[first:stop])
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
@@ -154,6 +178,15 @@ def measure_before(inside: Intervals, times: IntArray) -> IntArray:
     previous = np.maximum(index - 1, 0)
     partial = np.clip(times - inside.starts[previous], 0, lengths[previous])
     return np.asarray(np.where(index > 0, before[previous] + partial, 0), dtype=np.int64)
+
+
+def count_before(points: IntArray, times: IntArray) -> IntArray:
+    """How many of the sorted points lie before each time; ``points`` may be long, ``times`` should lie close together."""
+    if not len(times):
+        return np.zeros(0, dtype=np.int64)
+    first = int(points.searchsorted(times.min(), side="left"))
+    stop = int(points.searchsorted(times.max(), side="left"))
+    return np.asarray(points[first:stop].searchsorted(times, side="left") + first, dtype=np.int64)
 
 
 def count_until(points: IntArray, times: IntArray) -> IntArray:

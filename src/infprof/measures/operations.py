@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
-from infprof.distinct import distinct_values
+from infprof.distinct import distinct_values, first_of_each
 from infprof.measures import calls
 from infprof.measures.kernel_class import KernelClass, classify, is_communication
-from infprof.trace import BoolArray, IntArray, Table, Trace, compact
+from infprof.trace import BoolArray, IntArray, Table, Trace, compact, picked
 
 KERNEL, GRAPH, COPY, MEMSET = range(4)
 _TABLES = ("kernels", "graphs", "copies", "memsets")
@@ -46,6 +48,31 @@ class Prepared:
         self.api_kinds = calls.cuda_kinds(trace.strings) if trace.api_calls is not None else np.empty(0, dtype=np.int64)
         self.thread_calls = calls.ThreadCalls(trace.api_calls) if trace.api_calls is not None else None
         self.operations = self._operations()
+
+    @cached_property
+    def first_operations(self) -> NDArray[np.int32]:
+        """Per row of ``api_calls`` the first operation that it launched, -1 where it launched none."""
+        table = self.trace.api_calls
+        first = np.full(0 if table is None else len(table), -1, dtype=np.int32)
+        launch = self.operations.launch
+        rows = np.flatnonzero(launch >= 0)[::-1]
+        # Operations are sorted by start: written backwards, the first one stays.
+        first[launch[rows]] = rows
+        return first
+
+    @cached_property
+    def first_launches(self) -> IntArray:
+        """Rows of ``api_calls`` that launched a kernel name for the first time, sorted."""
+        ops, kernels, table = self.operations, self.trace.kernels, self.trace.api_calls
+        if kernels is None or table is None:
+            return np.empty(0, dtype=np.int64)
+        mine = (ops.kind == KERNEL) & (ops.launch >= 0)
+        launch, name = picked(ops.launch, mine), kernels["name"][picked(ops.row, mine)]
+        called = table["start"][launch]
+        if (called[1:] < called[:-1]).any():
+            order = np.argsort(called, kind="stable")
+            launch, name = launch[order], name[order]
+        return np.unique(launch[first_of_each(name)[1]])
 
     def _classes(self) -> dict[int, KernelClass]:
         kernels = self.trace.kernels
