@@ -39,6 +39,14 @@ def test_columns_of_several_pieces() -> None:
     assert (mapped(values, lambda found: [-v for v in found]) == -values).all()
 
 
+@given(st.lists(st.integers(-3, 9), min_size=1, max_size=5), st.integers(1, 6), st.integers(0, 3))
+def test_groups_of_values_in_turns(turn: list[int], times: int, more: int) -> None:
+    values = np.array(turn * times + turn[:more], dtype=np.int64)
+    assert [(v, rows.tolist()) for v, rows in groups(values)] == [
+        (v, np.flatnonzero(values == v).tolist()) for v in sorted(set(values.tolist()))
+    ]
+
+
 @given(st.integers(0, 40).flatmap(lambda n: st.tuples(*[st.lists(st.integers(-2, 2), min_size=n, max_size=n)] * 3)))
 def test_distinct_rows(columns: tuple[list[int], ...]) -> None:
     rows, which = distinct_rows(*(np.array(c, dtype=np.int64) for c in columns))

@@ -12,6 +12,8 @@ from infprof.trace import BoolArray, IntArray, constant, is_constant
 TABLE_FACTOR, TABLE_SPARE = 4, 1_000_000
 # Long columns are worked on in pieces of this many values: what lies between two steps stays in the processor's cache.
 PIECE = 1 << 14
+# So many values may take turns.
+MOST_TURNS = 256
 
 
 def distinct(values: IntArray) -> tuple[IntArray, IntArray]:
@@ -91,6 +93,9 @@ def first_of_each(values: IntArray) -> tuple[IntArray, IntArray]:
 
 def groups(values: IntArray) -> list[tuple[int, IntArray]]:
     """Each distinct value with the positions that hold it, both ascending."""
+    in_turns = _turns(values)
+    if in_turns:
+        return [(v, np.arange(i, len(values), len(in_turns), dtype=np.int64)) for v, i in sorted(in_turns.items())]
     unique, which = distinct(values)
     if len(unique) == 1:
         return [(int(unique[0]), np.arange(len(values), dtype=np.int64))]
@@ -99,6 +104,20 @@ def groups(values: IntArray) -> list[tuple[int, IntArray]]:
     counts = np.bincount(which, minlength=len(unique))
     ends = np.cumsum(counts)
     return [(v, order[e - n : e]) for v, e, n in zip(unique.tolist(), ends.tolist(), counts.tolist(), strict=True)]
+
+
+def _turns(values: IntArray) -> dict[int, int]:
+    """The first position of each value where a few come over and over in the same order, as sampled metrics do."""
+    first: dict[int, int] = {}
+    for i, value in enumerate(values[:MOST_TURNS].tolist()):
+        if value in first:
+            break
+        first[value] = i
+    count = len(first)
+    whole = len(values) // count * count if count else 0
+    if count < 2 or count == len(values[:MOST_TURNS]) or whole < len(values):
+        return {}
+    return first if (values.reshape(-1, count) == values[:count]).all() else {}
 
 
 def _bounds(values: IntArray) -> tuple[int, int]:

@@ -345,10 +345,8 @@ class IdleModel:
         trace = self._prepared.trace
         if trace.dropped_launches is None or trace.api_calls is None:
             return {}
-        from infprof.measures.operations import join_launches
-
         process, correlation = trace.dropped_launches
-        rows = join_launches(trace, process, correlation)
+        rows = self._prepared.launches.find(process, correlation)
         rows = rows[rows >= 0]
         times, owner = trace.api_calls["start"][rows], trace.api_calls["process"][rows]
         return {int(p): np.sort(times[owner == p]) for p in np.unique(owner)}

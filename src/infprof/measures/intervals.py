@@ -124,6 +124,8 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
         return clip(a, int(b.starts[0]), int(b.ends[0]))
     if len(a.starts) > len(b.starts):
         a, b = b, a
+    if len(a.starts) == 1:
+        return clip(b, int(a.starts[0]), int(a.ends[0]))
     # Each interval of the smaller set meets a run of the other's: one piece for each pair that meets.
     low = np.searchsorted(b.ends, a.starts, side="right")
     high = np.searchsorted(b.starts, a.ends, side="left")
@@ -156,7 +158,8 @@ def covered(inside: Intervals, starts: IntArray, ends: IntArray) -> IntArray:
     if len(inside.starts) == 1:
         low, high = inside.starts[0], inside.ends[0]
         return np.asarray(np.maximum(np.minimum(ends, high) - np.maximum(starts, low), 0), dtype=np.int64)
-    spent = measure_before(inside, ends) - measure_before(inside, np.minimum(starts, ends))
+    reached = np.cumsum(inside.ends - inside.starts)
+    spent = _measure_before(inside, reached, ends) - _measure_before(inside, reached, np.minimum(starts, ends))
     return np.asarray(np.maximum(spent, 0), dtype=np.int64)
 
 
@@ -172,12 +175,18 @@ def measure_before(inside: Intervals, times: IntArray) -> IntArray:
     """How many ns of the set lie before each time."""
     if not len(inside.starts):
         return np.zeros(len(times), dtype=np.int64)
-    lengths = inside.ends - inside.starts
-    before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+    return _measure_before(inside, np.cumsum(inside.ends - inside.starts), times)
+
+
+def _measure_before(inside: Intervals, reached: IntArray, times: IntArray) -> IntArray:
+    """``measure_before``, with the length of the set up to the end of each interval."""
     index = count_until(inside.starts, times)
     previous = np.maximum(index - 1, 0)
-    partial = np.clip(times - inside.starts[previous], 0, lengths[previous])
-    return np.asarray(np.where(index > 0, before[previous] + partial, 0), dtype=np.int64)
+    spent = reached[previous]
+    # Less what of the last interval lies behind the time.
+    spent -= np.maximum(inside.ends[previous] - times, 0)
+    spent[index == 0] = 0
+    return spent
 
 
 def count_before(points: IntArray, times: IntArray) -> IntArray:
@@ -202,6 +211,8 @@ def contains(inside: Intervals, times: IntArray) -> BoolArray:
     """Whether each time lies in the set."""
     if not len(inside.starts):
         return np.zeros(len(times), dtype=np.bool_)
+    if len(inside.starts) == 1:
+        return np.asarray((times >= inside.starts[0]) & (times < inside.ends[0]), dtype=np.bool_)
     index = count_until(inside.starts, times) - 1
     return np.asarray((index >= 0) & (times < inside.ends[np.maximum(index, 0)]), dtype=np.bool_)
 

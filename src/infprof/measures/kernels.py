@@ -10,7 +10,7 @@ from infprof.measures import operations as op
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
 from infprof.results import KernelRow, Measures
-from infprof.trace import BoolArray, IntArray
+from infprof.trace import BoolArray, IntArray, picked
 
 
 def kernel_table(prepared: Prepared, rows: BoolArray, device: int) -> list[KernelRow]:
@@ -97,6 +97,8 @@ def class_rows(prepared: Prepared, rows: BoolArray, test: str) -> BoolArray:
             wanted[index] = kernel_class.kind in ("other", "unknown")
         else:
             wanted[index] = kernel_class.kind == test
+    if not wanted.any():
+        return out
     plain = rows & (ops.kind == op.KERNEL)
     out[plain] = wanted[table["name"][ops.row[plain]]]
     return out
@@ -153,9 +155,9 @@ def add_kernels(
             measures.add(name, None, unit, source=reason)
         return
     mine = rows & (ops.kind == op.KERNEL)
-    length = (ops.end - ops.start)[mine]
+    length = picked(ops.end - ops.start, mine)
     count, total = len(length), int(length.sum())
-    covered = iv.union(ops.start[mine], ops.end[mine]).total()
+    covered = iv.union(picked(ops.start, mine), picked(ops.end, mine)).total()
     small = length < small_kernel_ns
     window = scope.total()
     measures.add("kernel_count", count, "count")
@@ -168,15 +170,15 @@ def add_kernels(
     measures.add("small_kernel_time_ratio", int(length[small].sum()) / total if total else None, "ratio")
     measures.add("small_kernel_per_s", int(small.sum()) * 1e9 / window if window else None, "per_s")
     if count:
-        _, group = distinct(table["name"][ops.row[mine]])
-        largest = float(np.bincount(group, weights=length.astype(np.float64)).max())
+        largest = float(np.bincount(table["name"][ops.row[mine]], weights=length.astype(np.float64)).max())
         measures.add("top_kernel_ratio", largest / total if total else None, "ratio")
     else:
         measures.add("top_kernel_ratio", None, "ratio")
     compute_ns = compute.total()
 
     def time_of(chosen: BoolArray) -> int:
-        return iv.intersect(iv.union(ops.start[chosen], ops.end[chosen]), compute).total()
+        # Kernels that do not communicate: what of their time lies in the scope is compute time.
+        return iv.intersect(iv.union(ops.start[chosen], ops.end[chosen]), scope).total()
 
     fp32 = time_of(class_rows(prepared, rows, "fp32_gemm"))
     unknown = class_rows(prepared, rows, "unknown")
@@ -200,7 +202,8 @@ def add_kernels(
     )
     one_block = np.zeros(len(ops), dtype=np.bool_)
     plain = mine & ~ops.is_comm
-    one_block[plain] = table["grid_blocks"][ops.row[plain]] == 1
+    if (table["grid_blocks"] == 1).any():
+        one_block[plain] = table["grid_blocks"][ops.row[plain]] == 1
     measures.add("single_block_kernel_ns", time_of(one_block), "ns", rank, source)
 
 

@@ -59,11 +59,11 @@ def _series(analysis: DeviceAnalysis, edges: IntArray) -> list[dict[str, Any]]:
 def _spread(starts: IntArray, ends: IntArray, spent: IntArray, edges: IntArray, width: IntArray) -> list[float]:
     """Time of one cause per column: each gap's share is spread evenly over it."""
     length = np.maximum(ends - starts, 1)
-    density = np.concatenate([[0.0], np.cumsum(spent.astype(np.float64))])
+    before = np.cumsum(spent)
     index = np.searchsorted(starts, edges, side="right") - 1
     safe = np.maximum(index, 0)
     inside = np.clip(edges - starts[safe], 0, length[safe]) / length[safe]
-    reached: FloatArray = np.where(index >= 0, density[safe] + spent[safe] * inside, 0.0)
+    reached: FloatArray = np.where(index >= 0, before[safe] - spent[safe] + spent[safe] * inside, 0.0)
     return [round(float(v), 4) for v in np.diff(reached) / width]
 
 
