@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from infprof.distinct import PIECE, distinct, distinct_rows, distinct_values, first_of_each, groups, mapped
 from infprof.measures.intervals import count_until
-from infprof.trace import IntArray, compact, is_constant
+from infprof.trace import IntArray, Table, compact, is_constant
 
 DENSE = st.lists(st.integers(-3, 9), max_size=60)
 # Too far apart for a table, in runs and in turns, as thread ids are.
@@ -67,3 +67,15 @@ def test_count_until(points: list[int], times: list[int], in_order: bool) -> Non
     points, times = sorted(points), sorted(times) if in_order else times
     found = count_until(np.array(points, dtype=np.int64), np.array(times, dtype=np.int64))
     assert found.tolist() == [sum(p <= t for p in points) for t in times]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1)), max_size=20))
+def test_a_table_sorted_in_its_own_memory(rows: list[tuple[int, int]]) -> None:
+    def table() -> Table:
+        starts, kinds = (np.array([row[i] for row in rows], dtype=np.int64) for i in (0, 1))
+        columns = {"start": starts, "end": np.arange(len(rows)), "thread": kinds, "kind": kinds}
+        return Table("overheads", columns)
+
+    one, other = table().sort_by("start"), table().sorted_by("start")
+    for column in ("start", "end", "thread", "kind"):
+        assert one[column].tolist() == other[column].tolist()

@@ -396,23 +396,22 @@ class _Builder:
         """Dense string indexes for a column of StringIds ids; -1 where NULL; a placeholder where the id is missing."""
         if column is None:
             return np.full(rows, -1, dtype=np.int64)
-
-        def dense(ids: list[int]) -> list[int]:
-            texts = self._fetch_strings(_of_each(ids))
-            indexes = []
-            for key in ids:
-                text = texts.get(key)
-                if text is None:
-                    self.missing_strings += 1
-                    text = f"[{what} {key}]"
-                indexes.append(self.strings.add(text))
-            return indexes
-
         if column.valid is None:
-            return mapped(column.values, dense)
+            return mapped(column.values, lambda ids: self._string_indexes(ids, what))
         names = np.full(rows, -1, dtype=np.int64)
-        names[column.valid] = mapped(column.values[column.valid], dense)
+        names[column.valid] = mapped(column.values[column.valid], lambda ids: self._string_indexes(ids, what))
         return names
+
+    def _string_indexes(self, ids: list[int], what: str) -> list[int]:
+        texts = self._fetch_strings(_of_each(ids))
+        indexes = []
+        for key in ids:
+            text = texts.get(key)
+            if text is None:
+                self.missing_strings += 1
+                text = f"[{what} {key}]"
+            indexes.append(self.strings.add(text))
+        return indexes
 
     # --- GPU tables ------------------------------------------------------------------------------------------------
 
@@ -535,8 +534,10 @@ class _Builder:
         def product(axes: Sequence[str]) -> IntArray:
             if not all(a in columns for a in axes):
                 return np.full(rows, -1, dtype=np.int64)
-            x, y, z = (np.maximum(columns[a].filled(1), 1) for a in axes)
-            return np.asarray(x * y * z, dtype=np.int64)
+            sizes = (columns[a].filled(1) for a in axes)
+            # Constants are multiplied once.
+            x, y, z = (np.maximum(size[:1] if is_constant(size) else size, 1) for size in sizes)
+            return np.broadcast_to(np.asarray(x * y * z, dtype=np.int64), (rows,))
 
         return t.Table(
             "kernels",
@@ -648,7 +649,10 @@ class _Builder:
         if not parts:
             return None
         merged = {key: np.concatenate([p[key] for p in parts]) if len(parts) > 1 else parts[0][key] for key in parts[0]}
-        return t.Table("api_calls", merged).sorted_by("start")
+        calls = t.Table("api_calls", merged)
+        # The largest table: its columns are given up one by one while it is sorted.
+        del parts, merged
+        return calls.sort_by("start")
 
     def _api_part(self, table: str) -> dict[str, NDArray[Any]] | None:
         if not self.file.has(table, "start", "end", "nameId"):
@@ -676,12 +680,16 @@ class _Builder:
 
     def _api_names(self, column: IntColumn, rows: int) -> IntArray:
         """Names without the version suffix (`cudaLaunchKernel_v7000`, `cudaGraphLaunch_v10000`)."""
-        raw = self._names(column, rows, "call")
         strings = self.strings
-        return mapped(
-            raw,
-            lambda names: [strings.add(re.sub(r"_v\d+$", "", strings.values[i]) if i >= 0 else "") for i in names],
-        )
+
+        def plain(names: list[int]) -> list[int]:
+            used = sorted(set(names))
+            found = {i: strings.add(re.sub(r"_v\d+$", "", strings.values[i]) if i >= 0 else "") for i in used}
+            return [found[i] for i in names]
+
+        if column.valid is None:
+            return mapped(column.values, lambda ids: plain(self._string_indexes(ids, "call")))
+        return mapped(self._names(column, rows, "call"), plain)
 
     def _os_calls(self) -> t.Table | None:
         if not self.file.has("OSRT_API", "start", "end", "nameId"):
@@ -753,7 +761,7 @@ class _Builder:
                     "(binary payload extension incompatible). Update nsys or install an older `nvtx` package.",
                 )
             )
-        is_range = np.isin(columns["eventType"].values, (*_NVTX_PUSH_POP, *_NVTX_START_END))
+        is_range = _among(columns["eventType"].values, (*_NVTX_PUSH_POP, *_NVTX_START_END))
         if not is_range.all():
             columns = {k: c.take(is_range) for k, c in columns.items()}
             text_columns = {k: c.take(is_range) for k, c in text_columns.items()}
@@ -763,13 +771,13 @@ class _Builder:
             column = text_columns["text"]
             # Only the texts of ranges: marks and names of categories are none of the Trace's.
             used = distinct_values(column.codes[column.codes >= 0])
-            dense = np.full(len(column.values), -1, dtype=np.int64)
+            # -1, no text, finds the last one.
+            dense = np.full(len(column.values) + 1, -1, dtype=np.int64)
             dense[used] = self.strings.add_all(column.values[i] for i in used.tolist())
-            if len(used):
-                text = np.where(column.codes >= 0, dense[np.maximum(column.codes, 0)], -1)
+            text = dense[column.codes]
         if "textId" in columns:
             registered = self._names(columns["textId"], rows, "range")
-            text = np.where(text < 0, registered, text)
+            np.copyto(text, registered, where=text < 0)
         if "end" in columns:
             # A range that was never closed: it lasts to the end of what was recorded.
             starts, ends = columns["start"].values, columns["end"]
@@ -778,7 +786,10 @@ class _Builder:
         else:
             columns["end"] = columns["start"]
         keep = self._usable(columns, "ranges", zero_is_fine=True)
-        kind = np.where(np.isin(columns["eventType"].values, _NVTX_START_END), t.START_END, t.PUSH_POP)
+        kind = mapped(
+            columns["eventType"].values,
+            lambda types: [t.START_END if ty in _NVTX_START_END else t.PUSH_POP for ty in types],
+        )
         message = self._message_bytes(text, is_range)
         return (
             t.Table(
@@ -788,7 +799,7 @@ class _Builder:
                     "end": columns["end"].values,
                     "thread": self._thread(columns.get("globalTid"), rows),
                     "text": text,
-                    "kind": kind.astype(np.int64),
+                    "kind": kind,
                     "message_bytes": message,
                 },
             )
@@ -1025,7 +1036,7 @@ def _indexed(index: dict[int, int], values: IntArray, valid: BoolArray | None, m
 
 def _spread(values: list[int], which: IntArray) -> IntArray:
     """The value of each row's distinct row."""
-    if is_constant(which):
+    if len(which) and (is_constant(which) or len(set(values)) == 1):
         return constant(values[int(which[0])], len(which))
     return _of_each(values)[which]
 
@@ -1033,6 +1044,13 @@ def _spread(values: list[int], which: IntArray) -> IntArray:
 def _of_each(values: list[int]) -> IntArray:
     """A value per distinct row, to be spread over all rows."""
     return np.array(values, dtype=np.int64)
+
+
+def _among(values: IntArray, wanted: Sequence[int]) -> BoolArray:
+    """Which values are among a few."""
+    if is_constant(values):
+        return np.broadcast_to(np.bool_(int(values[0]) in wanted), values.shape)
+    return np.isin(values, wanted)
 
 
 def _translate(values: IntArray, mapping: dict[int, int], default: int, keep: IntArray | None = None) -> IntArray:

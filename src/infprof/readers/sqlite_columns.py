@@ -229,15 +229,21 @@ class _IntFiller:
 
     def __init__(self) -> None:
         self._values, self._valid = _Filler(), _Filler()
+        self._count = 0
+        self._some_invalid = False
 
     def add(self, values: IntArray, valid: BoolArray | None, capacity: int) -> None:
         self._values.add(values, capacity)
-        self._valid.add(_all_true(len(values)) if valid is None else valid, capacity)
+        if valid is not None and not self._some_invalid:
+            self._some_invalid = True
+            self._valid.add(_all_true(self._count), capacity)
+        if self._some_invalid:
+            self._valid.add(_all_true(len(values)) if valid is None else valid, capacity)
+        self._count += len(values)
 
     def column(self) -> IntColumn:
-        valid = self._valid.column()
         values = np.asarray(self._values.column(), dtype=np.int64)
-        return IntColumn(values, None if not len(valid) or (is_constant(valid) and valid[0]) else valid)
+        return IntColumn(values, self._valid.column() if self._some_invalid else None)
 
 
 class _TextFiller:
