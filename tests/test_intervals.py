@@ -93,6 +93,16 @@ def test_measure_before_and_contains(inside: Intervals, times: list[int]) -> Non
     assert iv.contains(inside, asked).tolist() == [time in mine for time in times]
 
 
+@given(SETS, PAIRS)
+def test_overlaps_with_an_empty_query_as_its_first_nanosecond(
+    inside: Intervals, queries: list[tuple[int, int]]
+) -> None:
+    mine = held(inside)
+    queries = [(start, end) for start, end in queries if start <= end]
+    expected = [bool(mine & set(range(start, max(end, start + 1)))) for start, end in queries]
+    assert iv.overlaps(inside, *arrays(queries)).tolist() == expected
+
+
 @given(SETS, st.lists(TIME, min_size=1, max_size=12))
 def test_near_holds_all_that_matters_between_two_times(inside: Intervals, times: list[int]) -> None:
     asked = np.array(times, dtype=np.int64)

@@ -141,7 +141,9 @@ class HostTimelines:
     def stretches(self, thread: int, *labels: int) -> Intervals:
         """The thread's stretches with one of the labels, which OUTSIDE is not."""
         line = self._timeline(thread)
-        mine = np.isin(line.labels, labels)
+        wanted = np.zeros(LABELS, dtype=np.bool_)
+        wanted[list(labels)] = True
+        mine = np.flatnonzero(wanted.take(line.labels))
         return iv.union(line.starts[mine], line.ends[mine])
 
     def synchronize_calls(self, thread: int) -> Intervals:
@@ -150,8 +152,9 @@ class HostTimelines:
         table = prepared.trace.api_calls
         if table is None or prepared.thread_calls is None or thread not in prepared.thread_calls.rows:
             return iv.empty()
+        is_sync = prepared.api_kinds == calls.SYNC
         rows = prepared.thread_calls.rows[thread]
-        rows = rows[prepared.api_kinds[table["name"][rows]] == calls.SYNC]
+        rows = rows[np.flatnonzero(is_sync.take(prepared.thread_calls.column(thread, "name")))]
         return iv.union(table["start"][rows], table["end"][rows])
 
     # --- building --------------------------------------------------------------------------------------------------

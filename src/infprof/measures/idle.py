@@ -261,7 +261,7 @@ class IdleModel:
             self._pure_waits[thread] = pure
         low, high = int(times.min()) - SYNC_TOLERANCE_NS, int(times.max())
         waits, pure = (iv.near(found[thread], low, high) for found in (self._waits, self._pure_waits))
-        return iv.contains(waits, times) | (iv.covered(pure, times - SYNC_TOLERANCE_NS, times) > 0)
+        return iv.contains(waits, times) | iv.overlaps(pure, times - SYNC_TOLERANCE_NS, times)
 
     def _is_silent(self, thread: int, starts: IntArray, ends: IntArray) -> BoolArray:
         """Where nothing says what the thread did beside CUDA: no NVTX range or system call began or ended there.

@@ -168,7 +168,11 @@ def overlaps(inside: Intervals, starts: IntArray, ends: IntArray) -> BoolArray:
     if len(inside.starts) == 1:
         found = (starts < inside.ends[0]) & (ends > inside.starts[0])
         return np.asarray(found | ((starts == ends) & (starts == inside.starts[0])), dtype=np.bool_)
-    return np.asarray(covered(inside, starts, np.maximum(ends, starts + 1)) > 0, dtype=np.bool_)
+    if not len(inside.starts):
+        return np.zeros(len(starts), dtype=np.bool_)
+    # Of the intervals that begin before a query's end the last one reaches furthest.
+    before = np.searchsorted(inside.starts, np.maximum(ends, starts + 1), side="left")
+    return np.asarray((before > 0) & (inside.ends[np.maximum(before - 1, 0)] > starts), dtype=np.bool_)
 
 
 def measure_before(inside: Intervals, times: IntArray) -> IntArray:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infprof.distinct import PIECE, distinct, distinct_values
+from infprof.distinct import PIECE, distinct_values
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
 from infprof.measures.intervals import Intervals
@@ -25,14 +25,14 @@ class Projection(NamedTuple):
     kernels: IntArray
 
 
-def project(prepared: Prepared, rows: IntArray) -> Projection:
-    """Project ranges to the GPU: from the first start to the last end of what their thread launched inside them.
+def project(prepared: Prepared, rows: IntArray | None = None) -> Projection:
+    """Project ranges, all or some rows of their table, to the GPU: from the first start to the last end of what their thread launched inside them.
 
     An operation belongs to a range when its launch call begins inside it: queue delays, which move the operation out of
     the range's own time, do not matter.
     """
     table, calls = prepared.trace.ranges, prepared.trace.api_calls
-    count = len(rows)
+    count = len(rows) if rows is not None else 0 if table is None else len(table)
     first = np.full(count, np.iinfo(np.int64).max, dtype=np.int64)
     last = np.full(count, np.iinfo(np.int64).min, dtype=np.int64)
     total, kernels = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
@@ -41,7 +41,9 @@ def project(prepared: Prepared, rows: IntArray) -> Projection:
         return Projection(first, last, total, kernels)
     launched = np.flatnonzero(ops.launch >= 0)
     thread_of = _at(calls["thread"], ops.launch[launched])
-    range_thread = table["thread"][rows]
+    starts, ends, range_thread = (
+        table[column] if rows is None else table[column][rows] for column in ("start", "end", "thread")
+    )
     for thread in distinct_values(range_thread).tolist():
         mine = picked(launched, thread_of == thread)
         if not len(mine):
@@ -51,8 +53,7 @@ def project(prepared: Prepared, rows: IntArray) -> Projection:
             order = np.argsort(called, kind="stable")
             mine, called = mine[order], called[order]
         here = np.flatnonzero(range_thread == thread)
-        asked = rows[here]
-        low, high = (_counted_before(called, table[edge][asked]) for edge in ("start", "end"))
+        low, high = (_counted_before(called, edge if len(here) == count else edge[here]) for edge in (starts, ends))
         started, ended = ops.start[mine], ops.end[mine]
         sums = np.zeros(len(mine) + 1, dtype=np.int64)
         np.cumsum(ended - started, out=sums[1:])
@@ -102,7 +103,7 @@ def range_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[R
     table = prepared.trace.ranges
     if table is None or not len(table):
         return []
-    projected = project(prepared, np.arange(len(table), dtype=np.int64))
+    projected = project(prepared)
     low, high = int(scope.starts[0]), int(scope.ends[-1])
     chosen = (
         (projected.kernels > 0) & (projected.gpu_start >= low) & (projected.gpu_start < high) & (table["text"] >= 0)
@@ -110,19 +111,18 @@ def range_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[R
     text = picked(table["text"], chosen)
     if not len(text):
         return []
-    names, group = distinct(text)
-
-    def summed(values: IntArray) -> IntArray:
-        # bincount adds in float64: exact below 2**53 ns, which is 104 days.
-        return np.bincount(group, weights=values.astype(np.float64), minlength=len(names)).astype(np.int64)
-
     first, last, total, launched = (picked(column, chosen) for column in projected)
-
-    counts = np.bincount(group, minlength=len(names))
-    host = summed(picked(table["end"] - table["start"], chosen))
-    spans = summed(last - first)
-    busy = summed(total)
-    kernels = summed(launched)
+    started, ended = picked(table["start"], chosen), picked(table["end"], chosen)
+    by_text = np.zeros((5, len(prepared.trace.strings)), dtype=np.int64)
+    for i in range(0, len(text), PIECE):
+        here = slice(i, i + PIECE)
+        by_text[0] += np.bincount(text[here], minlength=by_text.shape[1])
+        values = (ended[here] - started[here], last[here] - first[here], total[here], launched[here])
+        for sums, value in zip(by_text[1:], values, strict=True):
+            # bincount adds in float64: exact below 2**53 ns, which is 104 days.
+            sums += np.bincount(text[here], value.astype(np.float64), len(sums)).astype(np.int64)
+    names = np.flatnonzero(by_text[0])
+    counts, host, spans, busy, kernels = by_text[:, names]
     strings = prepared.trace.strings
     # Nested ranges often launched the same: the outer one first.
     rank = zip((-busy).tolist(), (-host).tolist(), (strings[n] for n in names), range(len(names)), strict=True)

@@ -104,13 +104,15 @@ def _stalls(
 ) -> list[tuple[int, int, int, int]]:
     """Long gaps in order: (start, end, stall by loading, compiling or first allocations or 0, time of preparing)."""
     ops = prepared.operations
-    kernel_starts = np.sort(ops.start[ops.kind == op.KERNEL])
+    kernels = np.flatnonzero(ops.kind == op.KERNEL)
+    # Until this kernel hardly anything has run.
+    last_early = ops.start[kernels[EARLY_KERNELS - 1]] if len(kernels) >= EARLY_KERNELS else np.iinfo(np.int64).max
     found: list[tuple[int, int, int, int]] = []
     for device in range(len(prepared.trace.devices)):
         gaps = model.gaps(device, scope, shortest_ns=startup_stall_ns)
         loading = gaps.causes[CAUSE["module-load"]]
         allocating = gaps.causes[CAUSE["allocator"]]
-        early = np.searchsorted(kernel_starts, gaps.starts) < EARLY_KERNELS
+        early = gaps.starts <= last_early
         stall = np.where((loading >= startup_stall_ns) | early, loading + allocating, 0)
         stall = np.where(stall >= startup_stall_ns, stall, 0)
         busy_host = np.sum([gaps.causes[CAUSE[c]] for c in _PREPARING], axis=0)
