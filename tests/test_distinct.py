@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infprof.distinct import PIECE, distinct, distinct_rows, distinct_values, first_of_each, groups, mapped
+from infprof.distinct import PIECE, distinct, distinct_rows, distinct_values, first_of_each, groups, mapped, turns
 from infprof.measures.intervals import count_until
 from infprof.trace import IntArray, Table, compact, is_constant
 
@@ -40,11 +40,13 @@ def test_columns_of_several_pieces() -> None:
 
 
 @given(st.lists(st.integers(-3, 9), min_size=1, max_size=5), st.integers(1, 6), st.integers(0, 3))
-def test_groups_of_values_in_turns(turn: list[int], times: int, more: int) -> None:
+def test_values_in_turns(turn: list[int], times: int, more: int) -> None:
     values = np.array(turn * times + turn[:more], dtype=np.int64)
-    assert [(v, rows.tolist()) for v, rows in groups(values)] == [
-        (v, np.flatnonzero(values == v).tolist()) for v in sorted(set(values.tolist()))
-    ]
+    found = [(v, np.arange(len(values))[rows].tolist()) for v, rows in turns(values)]
+    in_turns = times > 1 and 1 < len(turn) == len(set(turn)) and more in (0, len(turn))
+    # What takes turns in another way may be found or not; what is found is right.
+    if found or in_turns:
+        assert found == [(v, rows.tolist()) for v, rows in groups(values)]
 
 
 @given(st.integers(0, 40).flatmap(lambda n: st.tuples(*[st.lists(st.integers(-2, 2), min_size=n, max_size=n)] * 3)))

@@ -91,11 +91,23 @@ def first_of_each(values: IntArray) -> tuple[IntArray, IntArray]:
     return unique, first
 
 
+def turns(values: IntArray) -> list[tuple[int, slice]]:
+    """As ``groups``, by slices, where a few values come over and over in one order, as sampled metrics do; else []."""
+    first: dict[int, int] = {}
+    for i, value in enumerate(values[:MOST_TURNS].tolist()):
+        if value in first:
+            break
+        first[value] = i
+    count = len(first)
+    if count < 2 or count >= len(values) or len(values) % count:
+        return []
+    if (values.reshape(-1, count) != values[:count]).any():
+        return []
+    return [(value, slice(i, None, count)) for value, i in sorted(first.items())]
+
+
 def groups(values: IntArray) -> list[tuple[int, IntArray]]:
     """Each distinct value with the positions that hold it, both ascending."""
-    in_turns = _turns(values)
-    if in_turns:
-        return [(v, np.arange(i, len(values), len(in_turns), dtype=np.int64)) for v, i in sorted(in_turns.items())]
     unique, which = distinct(values)
     if len(unique) == 1:
         return [(int(unique[0]), np.arange(len(values), dtype=np.int64))]
@@ -104,20 +116,6 @@ def groups(values: IntArray) -> list[tuple[int, IntArray]]:
     counts = np.bincount(which, minlength=len(unique))
     ends = np.cumsum(counts)
     return [(v, order[e - n : e]) for v, e, n in zip(unique.tolist(), ends.tolist(), counts.tolist(), strict=True)]
-
-
-def _turns(values: IntArray) -> dict[int, int]:
-    """The first position of each value where a few come over and over in the same order, as sampled metrics do."""
-    first: dict[int, int] = {}
-    for i, value in enumerate(values[:MOST_TURNS].tolist()):
-        if value in first:
-            break
-        first[value] = i
-    count = len(first)
-    whole = len(values) // count * count if count else 0
-    if count < 2 or count == len(values[:MOST_TURNS]) or whole < len(values):
-        return {}
-    return first if (values.reshape(-1, count) == values[:count]).all() else {}
 
 
 def _bounds(values: IntArray) -> tuple[int, int]:

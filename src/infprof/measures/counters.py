@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infprof.distinct import groups
+from infprof.distinct import groups, turns
 from infprof.measures import intervals as iv
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
@@ -49,15 +49,23 @@ def read_counters(prepared: Prepared, device: int, busy: Intervals, scope: Inter
     table, strings = prepared.trace.counters, prepared.trace.strings
     if table is None or not len(table):
         return None
-    mine = (table["device"] == device) & iv.contains(scope, table["time"])
-    time, metric, value = (picked(table[column], mine) for column in ("time", "metric", "value"))
+    # Samples are sorted by time.
+    near = slice(*table["time"].searchsorted([scope.starts[0], scope.ends[-1]]).tolist())
+    mine = table["device"][near] == device
+    if scope.count > 1:
+        mine &= iv.contains(scope, table["time"][near])
+    time, metric, value = (picked(table[column][near], mine) for column in ("time", "metric", "value"))
     if not len(time):
         return None
     found: dict[str, list[tuple[IntArray, FloatArray]]] = {}
-    for index, rows in groups(metric):
+    known: IntArray | None = None
+    for index, rows in turns(metric) or groups(metric):
         name = _measure_of(strings[index])
         if name is not None:
-            found.setdefault(name, []).append((time[rows], value[rows] / 100.0))
+            times = np.ascontiguousarray(time[rows])
+            # The metrics of a device are sampled together: their times are kept once.
+            known = times if known is None or not np.array_equal(known, times) else known
+            found.setdefault(name, []).append((known, value[rows] / 100.0))
     live = _alive(found)
     if live is None:
         return None
@@ -115,7 +123,7 @@ class _Chosen:
     def means(self, parts: list[tuple[IntArray, FloatArray]]) -> list[float]:
         out = []
         for times, values in parts:
-            # The metrics of a device are sampled together: what was found for one set of times holds for all.
+            # What was found for one set of times holds for all metrics that share it.
             if self._times is None or not np.array_equal(self._times, times):
                 self._times, self._rows = times, _share_covered(self._inside, times) >= COVERED_SHARE
             count = int(self._rows.sum())
