@@ -25,7 +25,7 @@ def distinct(values: IntArray) -> tuple[IntArray, IntArray]:
         return np.array([low], dtype=np.int64), constant(0, len(values))
     if _dense(low, high, len(values)):
         seen = _seen(values, low, high)
-        return np.flatnonzero(seen) + low, _looked_up(np.cumsum(seen) - 1, values, low)
+        return np.flatnonzero(seen) + low, _looked_up(np.cumsum(seen, dtype=np.int64) - 1, values, low)
     # Wide ids come in runs: thread after thread, or in turns.
     starts = _run_starts(values)
     unique, which = np.unique(values[starts], return_inverse=True)

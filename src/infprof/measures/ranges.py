@@ -26,7 +26,9 @@ class Projection(NamedTuple):
 
 
 def project(prepared: Prepared, rows: IntArray | None = None) -> Projection:
-    """Project ranges, all or some rows of their table, to the GPU: from the first start to the last end of what their thread launched inside them.
+    """Project ranges to the GPU: from the first start to the last end of what their thread launched inside them.
+
+    ``rows`` chooses among the rows of their table, None = all.
 
     An operation belongs to a range when its launch call begins inside it: queue delays, which move the operation out of
     the range's own time, do not matter.
@@ -67,6 +69,7 @@ def project(prepared: Prepared, rows: IntArray | None = None) -> Projection:
 
 
 def _at(column: IntArray, rows: IntArray) -> IntArray:
+    """The column at these rows; a constant stays one."""
     return constant(int(column[0]), len(rows)) if is_constant(column) else column[rows]
 
 
