@@ -193,7 +193,10 @@ class HostTimelines:
         if len(layers) == 1:
             starts, ends, out = layers[0]
         else:
-            bounds = np.unique(np.concatenate([edge for starts, ends, _ in layers for edge in (starts, ends)]))
+            # A stable sort merges runs that are in order; np.unique would hash millions of different times.
+            edges = np.concatenate([edge for starts, ends, _ in layers for edge in (starts, ends)])
+            edges.sort(kind="stable")
+            bounds = edges[np.append(True, edges[1:] != edges[:-1])]
             out = np.full(len(bounds), OUTSIDE, dtype=np.int8)
             # Lowest priority first: each layer paints over what lies below it.
             for starts, ends, labels in reversed(layers):
