@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from infprof.distinct import PIECE, distinct, distinct_rows, distinct_values, first_of_each, groups, mapped, turns
 from infprof.measures.intervals import count_until
-from infprof.trace import IntArray, Table, compact, is_constant
+from infprof.trace import IntArray, Table, compact, is_constant, picked, taken
 
 DENSE = st.lists(st.integers(-3, 9), max_size=60)
 # Too far apart for a table, in runs and in turns, as thread ids are.
@@ -62,6 +62,16 @@ def test_compact_keeps_the_values(values: IntArray) -> None:
     column = compact(values)
     assert column.tolist() == values.tolist()
     assert is_constant(column) == (len(values) > 1 and len(set(values.tolist())) == 1)
+
+
+@given(COLUMNS, st.data())
+def test_taken_and_picked(values: IntArray, data: st.DataObject) -> None:
+    count = len(values)
+    chosen = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=np.bool_)
+    for column in (values, compact(values)):
+        for rows in (chosen, np.flatnonzero(chosen)):
+            assert taken(column, rows).tolist() == values[rows].tolist()
+        assert picked(column, chosen).tolist() == values[chosen].tolist()
 
 
 @given(st.lists(st.integers(0, 50), max_size=6), st.lists(st.integers(-5, 60), max_size=100), st.booleans())

@@ -118,9 +118,18 @@ def compact(column: NDArray[Any]) -> NDArray[Any]:
     return np.broadcast_to(column[0].copy(), column.shape)
 
 
+def taken(column: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
+    """The rows of a column chosen by an index or boolean array. Of a constant only the length changes."""
+    if is_constant(column):
+        count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
+        return np.broadcast_to(column[0], (count,))
+    chosen: NDArray[Any] = column[rows]
+    return chosen
+
+
 def picked(column: NDArray[Any], chosen: BoolArray) -> NDArray[Any]:
     """The chosen rows of a column; the column itself where all are chosen: do not write into it."""
-    return column if chosen.all() else column[chosen]
+    return column if chosen.all() else taken(column, chosen)
 
 
 class Table:
@@ -146,15 +155,7 @@ class Table:
         """The rows chosen by an index or boolean array; unchanged (not copied) where a boolean one chooses all."""
         if rows.dtype == np.bool_ and rows.all():
             return self
-        count = int(rows.sum()) if rows.dtype == np.bool_ else len(rows)
-        return Table(
-            self.name,
-            {
-                # Of a constant only the length changes.
-                k: np.broadcast_to(v[0], (count,)) if is_constant(v) else v[rows]
-                for k, v in self._columns.items()
-            },
-        )
+        return Table(self.name, {k: taken(v, rows) for k, v in self._columns.items()})
 
     def sorted_by(self, *columns: str) -> Table:
         """Rows in ascending order of the columns, first one first; unchanged (not copied) when they already are."""

@@ -492,7 +492,7 @@ class _Builder:
         all_kept = bool(keep.all())
         if not all_kept:
             columns = {k: c.take(keep) for k, c in columns.items()}
-            process, device, stream = process[keep], device[keep], stream[keep]
+            process, device, stream = (t.taken(column, keep) for column in (process, device, stream))
         rows = len(process)
         correlation = _correlation(columns, rows)
         base = {

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infprof.readers.sqlite_pages import Pages, Texts, Unreadable
-from infprof.trace import BoolArray, FloatArray, IntArray, constant, is_constant
+from infprof.trace import BoolArray, FloatArray, IntArray, constant, is_constant, taken
 
 # What reading a damaged file raises; Python decodes SQLite's own messages strictly, and they may quote the damage.
 DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -44,7 +44,7 @@ class IntColumn:
         return np.where(self.valid, self.values, value)
 
     def take(self, rows: BoolArray) -> IntColumn:
-        return IntColumn(self.values[rows], None if self.valid is None else self.valid[rows])
+        return IntColumn(taken(self.values, rows), None if self.valid is None else taken(self.valid, rows))
 
     def is_valid(self) -> BoolArray:
         return _all_true(len(self.values)) if self.valid is None else self.valid
