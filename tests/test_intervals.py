@@ -93,6 +93,32 @@ def test_measure_before_and_contains(inside: Intervals, times: list[int]) -> Non
     assert iv.contains(inside, asked).tolist() == [time in mine for time in times]
 
 
+@given(SETS, PAIRS)
+def test_overlaps_with_an_empty_query_as_its_first_nanosecond(
+    inside: Intervals, queries: list[tuple[int, int]]
+) -> None:
+    mine = held(inside)
+    queries = [(start, end) for start, end in queries if start <= end]
+    expected = [bool(mine & set(range(start, max(end, start + 1)))) for start, end in queries]
+    assert iv.overlaps(inside, *arrays(queries)).tolist() == expected
+
+
+@given(SETS, st.lists(TIME, min_size=1, max_size=12))
+def test_near_holds_all_that_matters_between_two_times(inside: Intervals, times: list[int]) -> None:
+    asked = np.array(times, dtype=np.int64)
+    some = iv.near(inside, min(times), max(times))
+    assert iv.contains(some, asked).tolist() == iv.contains(inside, asked).tolist()
+    later = np.full(len(times), max(times))
+    assert iv.covered(some, asked, later).tolist() == iv.covered(inside, asked, later).tolist()
+    assert held(some) <= held(inside)
+
+
+@given(st.lists(TIME, max_size=12).map(sorted), st.lists(TIME, max_size=12))
+def test_count_before(points: list[int], times: list[int]) -> None:
+    found = iv.count_before(np.array(points, dtype=np.int64), np.array(times, dtype=np.int64))
+    assert found.tolist() == [sum(point < time for point in points) for time in times]
+
+
 @given(st.lists(st.tuples(TIME, st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1])), max_size=12))
 def test_outermost_calls_lie_inside_no_earlier_one(pairs: list[tuple[int, int]]) -> None:
     calls = sorted(pairs, key=lambda p: (p[0], -p[1]))

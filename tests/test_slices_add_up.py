@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from infprof import trace as t
 from infprof.diagnosis import Options, analyze
 from infprof.errors import UsageError
-from infprof.measures import host
+from infprof.measures import host, idle
 from infprof.measures import intervals as iv
 from infprof.measures.host import HostLimits, HostTimelines
 from infprof.measures.idle import CAUSE, IdleLimits, IdleModel
@@ -257,3 +258,21 @@ def test_long_intervals_are_added_up_as_short_ones_are(trace: t.Trace, scope: In
         assert [int(s.sum()) for s in singly] == [int(s.sum()) for s in one_look]
         assert sum(int(s.sum()) for s in one_look) == scope.total()
         assert all((s >= 0).all() for s in (*one_look, *singly))
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(traces(), SCOPES, st.none() | st.integers(0, LENGTH), st.integers(1, 5))
+def test_gaps_in_pieces_are_those_of_one_look(
+    trace: t.Trace, scope: Intervals, steady_ns: int | None, piece: int
+) -> None:
+    prepared = Prepared(trace)
+    before = idle.PIECE, host.PIECE
+    for device in range(DEVICES):
+        whole = IdleModel(prepared, LIMITS, steady_ns).gaps(device, scope)
+        idle.PIECE = host.PIECE = piece
+        try:
+            pieces = IdleModel(prepared, LIMITS, steady_ns).gaps(device, scope)
+        finally:
+            idle.PIECE, host.PIECE = before
+        for field in dataclasses.fields(whole):
+            assert getattr(whole, field.name).tolist() == getattr(pieces, field.name).tolist()

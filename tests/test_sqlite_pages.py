@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from infprof.readers import sqlite_pages
 from infprof.readers.sqlite_columns import Columns, SqliteFile
 from infprof.readers.sqlite_pages import Pages, Unreadable
+from infprof.trace import is_constant
 
 # Around every size at which SQLite takes another type for an integer.
 EDGES = [s * (1 << b) + d for b in (0, 7, 15, 23, 31, 47, 62) for d in (-1, 0, 1) for s in (-1, 1)]
@@ -92,6 +93,28 @@ def test_a_large_table_comes_from_its_pages(tmp_path: Path, monkeypatch: pytest.
     ]
     write(tmp_path / "large.sqlite", rows)
     check(from_pages_alone(tmp_path / "large.sqlite", monkeypatch), rows)
+
+
+def test_rows_that_are_alike_in_some_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long tables hold few shapes of rows: columns of one value, that change late, or NULL from some row on."""
+    monkeypatch.setattr(sqlite_pages, "CHUNK_BYTES", 4096)
+    rows: list[tuple[Any, ...]] = [
+        (
+            2**40 if n < 3000 else 2**40 + 1,
+            "a" if n % 3 else None,
+            1.0 if n < 2000 else 0.5,
+            b"",
+            9 if n != 4000 else None,
+        )
+        for n in range(6000)
+    ]
+    write(tmp_path / "alike.sqlite", rows)
+    columns = from_pages_alone(tmp_path / "alike.sqlite", monkeypatch)
+    check(columns, rows)
+    write(tmp_path / "equal.sqlite", rows[1:3] * 500)
+    columns = from_pages_alone(tmp_path / "equal.sqlite", monkeypatch)
+    check(columns, rows[1:3] * 500)
+    assert is_constant(columns.ints["i"].values)
 
 
 def test_values_of_another_type_than_the_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +196,7 @@ def test_damage_never_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory
     except Unreadable:
         return
     try:
-        for chunk in pages.cells(2, 5, [4, 0], [2], [1]):
+        for chunk, _ in pages.cells(2, 5, [4, 0], [2], [1]):
             lengths = {chunk.rows, *(len(v) for v, _ in chunk.ints), *(len(f) for f in chunk.floats)}
             assert lengths == {chunk.rows}
             assert len(chunk.texts[0].codes) == chunk.rows

@@ -251,17 +251,20 @@ class _Analysis:
         table = self.trace.api_calls
         if table is None or not len(table) or self.prepared.thread_calls is None:
             return 0, 0, 0
-        strings = self.trace.strings
-        outer = self.prepared.thread_calls.outer == np.arange(len(table))
-        launches = calls.kernel_launchers(strings)[table["name"]] & outer
-        graphs = calls.graph_launchers(strings)[table["name"]] & outer
-        served = np.zeros(len(table), dtype=np.bool_)
-        known = self.prepared.operations.launch
-        served[known[known >= 0]] = True
+        strings, nested = self.trace.strings, self.prepared.thread_calls
+        # By name first: most traces launch no graph.
+        is_launch, is_graph = calls.kernel_launchers(strings), calls.graph_launchers(strings)
+        launches = np.flatnonzero((is_launch | is_graph).take(table["name"]))
+        launches = launches[nested.outer[launches] == launches]
+        graphs = launches[is_graph[table["name"][launches]]] if is_graph.any() else launches[:0]
+        count = int(is_launch[table["name"][launches]].sum())
+        if not len(graphs):
+            return count, 0, 0
+        served = self.prepared.first_operations >= 0
         # A runtime graph launch may own its kernels through the driver call inside it.
-        served[self.prepared.thread_calls.outer[np.flatnonzero(served)]] = True
-        ok = table["return_value"] == 0
-        return int(launches.sum()), int(graphs.sum()), int((graphs & ~served & ok).sum())
+        served[nested.outer[np.flatnonzero(served)]] = True
+        silent = ~served[graphs] & (table["return_value"][graphs] == 0)
+        return count, len(graphs), int(silent.sum())
 
     def _focus(self, analyses: list[DeviceAnalysis]) -> int:
         """The device with the largest recoverable time, whose class is the trace's."""

@@ -121,6 +121,20 @@ def compact(column: NDArray[Any]) -> NDArray[Any]:
     return np.broadcast_to(column[0].copy(), column.shape)
 
 
+def taken(column: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
+    """The rows of a column chosen by an index or boolean array. Of a constant only the length changes."""
+    if is_constant(column):
+        count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
+        return np.broadcast_to(column[0], (count,))
+    chosen: NDArray[Any] = column[rows]
+    return chosen
+
+
+def picked(column: NDArray[Any], chosen: BoolArray) -> NDArray[Any]:
+    """The chosen rows of a column; the column itself where all are chosen: do not write into it."""
+    return column if chosen.all() else taken(column, chosen)
+
+
 class Table:
     """Columns of equal length, as declared in SCHEMA; rows are in the reader's order until ``sorted_by`` is called."""
 
@@ -144,7 +158,7 @@ class Table:
         """The rows chosen by an index or boolean array; unchanged (not copied) where a boolean one chooses all."""
         if rows.dtype == np.bool_ and rows.all():
             return self
-        return Table(self.name, {k: v[rows] for k, v in self._columns.items()})
+        return Table(self.name, {k: taken(v, rows) for k, v in self._columns.items()})
 
     def sorted_by(self, *columns: str) -> Table:
         """Rows in ascending order of the columns, first one first; unchanged (not copied) when they already are."""
@@ -154,6 +168,17 @@ class Table:
                 return self
             return self.take(np.argsort(key, kind="stable"))
         return self.take(np.lexsort([self._columns[c] for c in reversed(columns)]))
+
+    def sort_by(self, column: str) -> Table:
+        """Sort the rows of this table itself by one column. A column's old memory is free for the next one."""
+        key = self._columns[column]
+        if (key[1:] < key[:-1]).any():
+            rows = np.argsort(key, kind="stable")
+            del key
+            for name, values in self._columns.items():
+                if not is_constant(values):
+                    self._columns[name] = values[rows]
+        return self
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from infprof.distinct import groups
 from infprof.measures import intervals as iv
-from infprof.trace import BoolArray, IntArray, Table
+from infprof.trace import BoolArray, IntArray, Table, is_constant
 
 # What a CUDA call does. COPY calls are launches until their own copy starts and waits afterwards.
 LAUNCH, SYNC, COPY, ALLOCATOR, MODULE, OTHER_CUDA = range(6)
@@ -91,23 +93,44 @@ class ThreadCalls:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        start, end, thread = table["start"], table["end"], table["thread"]
         self.outer: IntArray = np.arange(len(table), dtype=np.int64)
         self.rows: dict[int, IntArray] = {}
         if not len(table):
             return
+        thread = table["thread"]
+        if is_constant(thread) and _ascends(table["start"]) and _ascends(table["end"]):
+            # The calls of one thread, one after the other: each is an outermost one.
+            self.rows[int(thread[0])] = self.outer
+            return
         for number, rows in groups(thread):
-            later = np.diff(start[rows])
-            if (later < 0).any() or ((later == 0) & (np.diff(end[rows]) > 0)).any():
-                rows = rows[np.lexsort((-end[rows], start[rows]))]
-            mask = iv.outermost(start[rows], end[rows])
+            start, end = table["start"][rows], table["end"][rows]
+            unsorted = start[1:] < start[:-1]
+            unsorted |= (start[1:] == start[:-1]) & (end[1:] > end[:-1])
+            if unsorted.any():
+                order = np.lexsort((-end, start))
+                rows, start, end = rows[order], start[order], end[order]
+            mask = iv.outermost(start, end)
             tops = rows[mask]
             self.outer[rows] = tops[np.cumsum(mask) - 1]
             self.rows[number] = tops
 
+    def column(self, thread: int, name: str) -> IntArray:
+        """A column of the table for the thread's outermost calls."""
+        return self.of_rows(thread, self._table[name])
+
+    def of_rows(self, thread: int, column: NDArray[Any]) -> NDArray[Any]:
+        """The values of the thread's outermost calls, of a column with one value for each row of the table."""
+        rows = self.rows[thread]
+        return column if rows is self.outer else column[rows]
+
     def times(self, thread: int) -> tuple[IntArray, IntArray]:
         """Start and end of the thread's outermost calls. They do not overlap; where clocks say so, the later gives way."""
-        starts, ends = (self._table[column][self.rows[thread]] for column in ("start", "end"))
-        if len(starts) > 1:
+        starts, ends = self.column(thread, "start"), self.column(thread, "end")
+        if (starts[1:] < ends[:-1]).any():
             starts = np.maximum(starts, np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]]))
         return starts, ends
+
+
+def _ascends(values: IntArray) -> bool:
+    """Whether each value is larger than the one before."""
+    return bool((values[1:] > values[:-1]).all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from infprof.distinct import distinct_values
 from infprof.hardware import lookup
 from infprof.measures import operations as op
 from infprof.measures.operations import Prepared
@@ -50,7 +51,7 @@ def arrival_wait(prepared: Prepared, time: DeviceTime, mine: BoolArray) -> int |
         return None
     low, high = int(time.scope.starts[0]), int(time.scope.ends[-1])
     inside = (ops.kind == op.KERNEL) & ops.is_comm & (ops.end > low) & (ops.start < high)
-    devices = np.unique(ops.device[inside]).tolist()
+    devices = distinct_values(ops.device[inside]).tolist()
     if len(devices) < 2 or time.device not in devices:
         return None
     chains = [np.flatnonzero(inside & (ops.device == device)) for device in devices]

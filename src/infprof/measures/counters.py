@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infprof.distinct import groups
+from infprof.distinct import groups, turns
 from infprof.measures import intervals as iv
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
 from infprof.results import Measures
-from infprof.trace import BoolArray, FloatArray, IntArray
+from infprof.trace import BoolArray, FloatArray, IntArray, picked
 
 # Measure → base names, case-folded, over the versions of nsys. A bracket says the unit; only shares of peak count.
 _METRICS = {
@@ -49,25 +49,27 @@ def read_counters(prepared: Prepared, device: int, busy: Intervals, scope: Inter
     table, strings = prepared.trace.counters, prepared.trace.strings
     if table is None or not len(table):
         return None
-    mine = np.flatnonzero((table["device"] == device) & iv.contains(scope, table["time"]))
-    if not len(mine):
+    # Samples are sorted by time.
+    near = slice(*table["time"].searchsorted([scope.starts[0], scope.ends[-1]]).tolist())
+    mine = table["device"][near] == device
+    if scope.count > 1:
+        mine &= iv.contains(scope, table["time"][near])
+    time, metric, value = (picked(table[column][near], mine) for column in ("time", "metric", "value"))
+    if not len(time):
         return None
     found: dict[str, list[tuple[IntArray, FloatArray]]] = {}
-    for index, positions in groups(table["metric"][mine]):
+    known: IntArray | None = None
+    for index, rows in turns(metric) or groups(metric):
         name = _measure_of(strings[index])
         if name is not None:
-            rows = mine[positions]
-            found.setdefault(name, []).append((table["time"][rows], table["value"][rows] / 100.0))
+            times = np.ascontiguousarray(time[rows])
+            # The metrics of a device are sampled together: their times are kept once.
+            known = times if known is None or not np.array_equal(known, times) else known
+            found.setdefault(name, []).append((known, value[rows] / 100.0))
     live = _alive(found)
     if live is None:
         return None
-    kept = {
-        name: [
-            (times[(times >= live[0]) & (times <= live[1])], values[(times >= live[0]) & (times <= live[1])])
-            for times, values in parts
-        ]
-        for name, parts in found.items()
-    }
+    kept = {name: [_between(*live, *part) for part in parts] for name, parts in found.items()}
     return Counters(kept, _shared(kept, busy))
 
 
@@ -84,13 +86,19 @@ def _measure_of(metric: str) -> str | None:
 
 def _alive(found: dict[str, list[tuple[IntArray, FloatArray]]]) -> tuple[int, int] | None:
     """From the first to the last sample that is not zero in any metric: outside, the counters did not run."""
-    edges = [
-        (int(times[values > 0].min()), int(times[values > 0].max()))
-        for parts in found.values()
-        for times, values in parts
-        if (values > 0).any()
-    ]
+    edges = []
+    for times, values in (part for parts in found.values() for part in parts):
+        positive = np.flatnonzero(values > 0)
+        if len(positive):
+            # Samples are sorted by time.
+            edges.append((int(times[positive[0]]), int(times[positive[-1]])))
     return (min(a for a, _ in edges), max(b for _, b in edges)) if edges else None
+
+
+def _between(first: int, last: int, times: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
+    """The samples from the first to the last time, both included."""
+    here = slice(*times.searchsorted([first, last + 1]).tolist())
+    return times[here], values[here]
 
 
 def _period(times: IntArray) -> int:
@@ -115,7 +123,7 @@ class _Chosen:
     def means(self, parts: list[tuple[IntArray, FloatArray]]) -> list[float]:
         out = []
         for times, values in parts:
-            # The metrics of a device are sampled together: what was found for one set of times holds for all.
+            # What was found for one set of times holds for all metrics that share it.
             if self._times is None or not np.array_equal(self._times, times):
                 self._times, self._rows = times, _share_covered(self._inside, times) >= COVERED_SHARE
             count = int(self._rows.sum())

@@ -23,7 +23,7 @@ from infprof.measures.names import MEASURES
 from infprof.measures.operations import Prepared
 from infprof.measures.slices import DeviceTime, device_time
 from infprof.results import COPY_CAUSES, IDLE_CAUSES, Measures
-from infprof.trace import BoolArray, IntArray
+from infprof.trace import BoolArray, IntArray, is_constant
 
 # A host thread is not using the CPU for the program while it is in one of these.
 _BLOCKED = (host.SYNC, host.LOCK, host.IO, host.POLL, host.TERMINAL, host.PROFILER_TIME)
@@ -68,7 +68,8 @@ def analyze_device(
     _add_loop(measures, prepared, model, time, demand)
     add_launches(measures, prepared, rows)
     few = few_sm_rows(prepared, rows, prepared.trace.devices[device].sm_count)
-    few_sm = iv.intersect(iv.union(ops.start[few], ops.end[few]), time.compute)
+    # Kernels that do not communicate: what of their time lies in the scope is compute time.
+    few_sm = iv.intersect(iv.union(ops.start[few], ops.end[few]), scope)
     add_kernels(measures, prepared, rows, time.compute, few_sm, scope, device, limits.small_kernel_ns)
     add_copies(measures, copies, demand, limits.small_copy_bytes)
     add_comm(measures, prepared, time, rows)
@@ -136,7 +137,7 @@ def _add_loop(measures: Measures, prepared: Prepared, model: IdleModel, time: De
     """
     gaps = time.gaps
     measures.add("idle_gap_count", len(gaps.starts), "count")
-    measures.add("sync_gap_count", int((gaps.held & (gaps.causes.sum(axis=0) > 0)).sum()), "count")
+    measures.add("sync_gap_count", int((gaps.causes[:, gaps.held].sum(axis=0) > 0).sum()), "count")
     measures.add("new_kernel_stall_count", int(gaps.new_kernel.sum()), "count")
     busy = time.window_ns - int(gaps.lengths.sum())
     thread = launching_thread(prepared, time)
@@ -166,6 +167,8 @@ def launching_thread(prepared: Prepared, time: DeviceTime) -> int | None:
     mine = (ops.device == time.device) & (ops.launch >= 0) & (ops.end > low) & (ops.start < high)
     kernels = mine & ((ops.kind == op.KERNEL) | (ops.kind == op.GRAPH))
     chosen = kernels if kernels.any() else mine
+    if is_constant(table["thread"]) and chosen.any():
+        return int(table["thread"][0]) if table["thread"][0] >= 0 else None
     threads = table["thread"][ops.launch[chosen]]
     threads = threads[threads >= 0]
     return int(np.bincount(threads).argmax()) if len(threads) else None

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from infprof.distinct import distinct_values, first_of_each
+from infprof.distinct import PIECE, distinct_values
 from infprof.measures import host
 from infprof.measures import intervals as iv
 from infprof.measures.host import HostLimits, HostTimelines
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
 from infprof.results import IDLE_CAUSES
-from infprof.trace import BoolArray, IntArray
+from infprof.trace import BoolArray, IntArray, picked
 
 CAUSE = {name: i for i, name in enumerate(IDLE_CAUSES)}
 
@@ -45,18 +46,47 @@ class IdleGaps:
     starts: IntArray
     ends: IntArray
     operation: IntArray  # the operation that ends the gap, -1 for the tail
-    thread: IntArray  # thread of its launch call, -1 unknown
-    held: BoolArray  # the gap began while that thread was held in a synchronising call
+    held: BoolArray  # the gap began while the thread of its launch call was held in a synchronising call
     new_kernel: BoolArray  # loading or compiling a kernel made the gap
     explained_ns: IntArray  # part of the dependency during which another device was busy
     causes: IntArray
+
+    @classmethod
+    def unknown(cls, gaps: Intervals) -> IdleGaps:
+        """Gaps of which nothing is known yet, to be filled in. What stays zero takes no memory."""
+        count = gaps.count
+        return cls(
+            gaps.starts,
+            gaps.ends,
+            np.full(count, -1, dtype=np.int64),
+            np.zeros(count, dtype=np.bool_),
+            np.zeros(count, dtype=np.bool_),
+            np.zeros(count, dtype=np.int64),
+            np.zeros((len(IDLE_CAUSES), count), dtype=np.int64),
+        )
+
+    def part(self, piece: slice) -> IdleGaps:
+        """Some of the gaps; what is written there is written here."""
+        return IdleGaps(
+            self.starts[piece],
+            self.ends[piece],
+            self.operation[piece],
+            self.held[piece],
+            self.new_kernel[piece],
+            self.explained_ns[piece],
+            self.causes[:, piece],
+        )
 
     @property
     def lengths(self) -> IntArray:
         return self.ends - self.starts
 
     def cause_ns(self, cause: str) -> int:
-        return int(self.causes[CAUSE[cause]].sum())
+        return self._totals[CAUSE[cause]]
+
+    @cached_property
+    def _totals(self) -> list[int]:
+        return [int(spent.sum()) for spent in self.causes]
 
 
 class IdleModel:
@@ -75,7 +105,9 @@ class IdleModel:
         self._peers: dict[int, Intervals] = {}
         self._waits: dict[int, Intervals] = {}
         self._pure_waits: dict[int, Intervals] = {}
-        self._new_kernel_launches: IntArray | None = None
+        self._poll_peers: dict[int, Intervals] = {}
+        self._edges: dict[int, list[IntArray]] = {}
+        self._operations: dict[int, tuple[IntArray | None, IntArray]] = {}
         self._dropped = self._dropped_launch_times()
         self._no_requests: Intervals | None = None
 
@@ -90,7 +122,7 @@ class IdleModel:
         if device not in self._busy:
             ops = self._prepared.operations
             mine = ops.device == device
-            self._busy[device] = iv.union(ops.start[mine], ops.end[mine])
+            self._busy[device] = iv.union(picked(ops.start, mine), picked(ops.end, mine))
         return self._busy[device]
 
     def gaps(self, device: int, scope: Intervals, shortest_ns: int = 0) -> IdleGaps:
@@ -98,7 +130,6 @@ class IdleModel:
 
         A gap that the scope cuts keeps its ending operation and its history; only its time is cut.
         """
-        ops = self._prepared.operations
         busy = self.busy(device)
         low, high = int(scope.starts[0]), int(scope.ends[-1])
         whole = iv.complement(busy, min(low, _first(busy, low)), max(high, _last(busy, high)))
@@ -106,74 +137,86 @@ class IdleModel:
         if shortest_ns:
             keep = inside.ends - inside.starts >= shortest_ns
             inside = Intervals(inside.starts[keep], inside.ends[keep])
-        index = np.searchsorted(whole.starts, inside.starts, side="right") - 1
-        origin, finish = whole.starts[index], whole.ends[index]
-        mine = np.flatnonzero(ops.device == device)
-        if not len(mine):
-            return self._attribute(device, inside, origin, np.full(len(inside.starts), -1, dtype=np.int64))
-        position = np.searchsorted(ops.start[mine], finish, side="left")
-        ends_here = position < len(mine)
-        operation = np.where(ends_here, mine[np.minimum(position, len(mine) - 1)], -1)
-        if ends_here.any():
-            operation = self._prefer_launched(mine, position, operation)
-        return self._attribute(device, inside, origin, operation)
+        gaps = IdleGaps.unknown(inside)
+        # In pieces: what is looked up for each then stays in the processor's cache.
+        for i in range(0, inside.count, PIECE):
+            self._attribute(device, whole, gaps.part(slice(i, i + PIECE)))
+        self._move_to_no_demand(gaps.starts, gaps.ends, gaps.causes)
+        return gaps
 
     # --- attribution -----------------------------------------------------------------------------------------------
 
-    def _prefer_launched(self, mine: IntArray, position: IntArray, operation: IntArray) -> IntArray:
-        """Of several operations that start in the same nanosecond, one whose launch is known."""
-        ops = self._prepared.operations
-        unknown = (operation >= 0) & (ops.launch[operation] < 0)
-        following = np.minimum(position + 1, len(mine) - 1)
-        twin = mine[following]
-        same = unknown & (ops.start[twin] == ops.start[operation]) & (ops.launch[twin] >= 0)
-        return np.where(same, twin, operation)
+    def _rows(self, device: int) -> tuple[IntArray | None, IntArray]:
+        """The operations of a device, None where that is all of them, and their starts."""
+        if device not in self._operations:
+            ops = self._prepared.operations
+            mine = ops.device == device
+            if mine.all():
+                self._operations[device] = None, ops.start
+            else:
+                rows = np.flatnonzero(mine)
+                self._operations[device] = rows, ops.start[rows]
+        return self._operations[device]
 
-    def _attribute(self, device: int, gaps: Intervals, origin: IntArray, operation: IntArray) -> IdleGaps:
+    def _ending(self, device: int, finish: IntArray) -> IntArray:
+        """The operation of the device that starts at each of these times, the ends of gaps; -1 where none does.
+
+        Of several operations that start in the same nanosecond, one whose launch is known.
+        """
+        ops = self._prepared.operations
+        mine, starts = self._rows(device)
+        if not len(starts):
+            return np.full(len(finish), -1, dtype=np.int64)
+        position = iv.count_before(starts, finish)
+        found = np.minimum(position, len(starts) - 1)
+        twin = np.minimum(position + 1, len(starts) - 1)
+        if mine is not None:
+            found, twin = mine[found], mine[twin]
+        found[position == len(starts)] = -1
+        unknown = np.flatnonzero((found >= 0) & (ops.launch[found] < 0))
+        twin = twin[unknown]
+        same = (ops.start[twin] == ops.start[found[unknown]]) & (ops.launch[twin] >= 0)
+        found[unknown[same]] = twin[same]
+        return found
+
+    def _attribute(self, device: int, whole: Intervals, gaps: IdleGaps) -> None:
+        """Fill in what is known of a device's gaps; ``whole``: all of its gaps, uncut, in which these ones lie."""
         prepared = self._prepared
-        ops, table = prepared.operations, prepared.trace.api_calls
-        starts, ends = gaps
-        count = len(starts)
-        causes = np.zeros((len(IDLE_CAUSES), count), dtype=np.int64)
-        thread = np.full(count, -1, dtype=np.int64)
-        held = np.zeros(count, dtype=np.bool_)
-        new_kernel = np.zeros(count, dtype=np.bool_)
-        explained = np.zeros(count, dtype=np.int64)
-        launch = np.where(operation >= 0, ops.launch[operation], -1) if len(ops) else np.full(count, -1)
+        ops, table, calls = prepared.operations, prepared.trace.api_calls, prepared.thread_calls
+        starts, ends = gaps.starts, gaps.ends
+        index = iv.count_before(whole.starts, starts + 1) - 1
+        origin = whole.starts[index]
+        gaps.operation[:] = operation = self._ending(device, whole.ends[index])
+        launch = np.where(operation >= 0, ops.launch[operation], -1) if len(ops) else operation
         known = launch >= 0
-        lost = known & self._lost_between(operation, launch)
-        known &= ~lost
-        causes[CAUSE["unknown"]][~known] = (ends - starts)[~known]
-        if table is not None and known.any():
-            outer = prepared.thread_calls.outer if prepared.thread_calls is not None else np.arange(len(table))
-            rows = outer[launch[known]]
-            thread[known] = table["thread"][rows]
-            split = np.clip(table["end"][rows], starts[known], ends[known])
-            queued_start, queued_end = split, ends[known]
-            queued = queued_end - queued_start
-            turn_around = np.minimum(queued, self._limits.kernel_gap_ns)
-            causes[CAUSE["kernel-gap"]][known] = turn_around
-            causes[CAUSE["dependency"]][known] = queued - turn_around
-            explained[known] = self._explained(device, queued_start + turn_around, queued_end)
-            threads = distinct_values(thread[known]).tolist()
-            # Where one thread ended all gaps nothing needs to be picked out.
-            alone = len(threads) == 1 and bool(known.all())
-            for number in threads:
-                chosen = slice(None) if alone else np.flatnonzero(known & (thread == number))
-                before = np.clip(table["end"][outer[launch[chosen]]], starts[chosen], ends[chosen])
-                self._split_host(
-                    number,
-                    chosen,
-                    starts[chosen],
-                    before,
-                    origin[chosen],
-                    launch[chosen],
-                    causes,
-                    held,
-                    new_kernel,
-                )
-        self._move_to_no_demand(starts, ends, causes)
-        return IdleGaps(starts, ends, operation, thread, held, new_kernel, explained, causes)
+        known &= ~self._lost_between(device, operation, launch)
+        all_known = bool(known.all())
+        if not all_known:
+            gaps.causes[CAUSE["unknown"]][~known] = (ends - starts)[~known]
+        if table is None or calls is None or not known.any():
+            return
+        rows = calls.outer[picked(launch, known)]
+        begun, ended = picked(starts, known), picked(ends, known)
+        # Up to its end the launch call was being made, or what the thread did before.
+        split = np.clip(table["end"][rows], begun, ended)
+        queued = ended - split
+        turn_around = np.minimum(queued, self._limits.kernel_gap_ns)
+        everywhere: BoolArray | slice = slice(None) if all_known else known
+        _put(gaps.causes[CAUSE["kernel-gap"]], everywhere, turn_around)
+        _put(gaps.causes[CAUSE["dependency"]], everywhere, queued - turn_around)
+        _put(gaps.explained_ns, everywhere, self._explained(device, split + turn_around, ended))
+        thread = table["thread"][rows]
+        places = np.flatnonzero(known)
+        for number in distinct_values(thread).tolist():
+            mine = thread == number
+            chosen = picked(places, mine)
+            gaps.held[chosen] = held = self.held(number, origin[chosen])
+            before = picked(split, mine)
+            waited = before > starts[chosen]
+            # Where the launch call had ended before the gap began, the host has no part in it.
+            if waited.any():
+                chosen, before = chosen[waited], before[waited]
+                self._split_host(number, chosen, before, launch[chosen], held[waited], gaps)
 
     def _move_to_no_demand(self, starts: IntArray, ends: IntArray, causes: IntArray) -> None:
         """Idle time while the engine itself reports no request, running or waiting: no demand, in place.
@@ -199,22 +242,11 @@ class IdleModel:
             left = left - moved
 
     def _split_host(
-        self,
-        thread: int,
-        chosen: IntArray | slice,
-        starts: IntArray,
-        ends: IntArray,
-        origin: IntArray,
-        launch: IntArray,
-        causes: IntArray,
-        held: BoolArray,
-        new_kernel: BoolArray,
+        self, thread: int, chosen: IntArray, ends: IntArray, launch: IntArray, is_held: BoolArray, gaps: IdleGaps
     ) -> None:
-        """The host part of gaps that one thread ended: its time by label, translated into causes, in place."""
-        lines = self.timelines
-        is_held = self.held(thread, origin)
-        held[chosen] = is_held
-        spent = lines.spent(thread, starts, ends)
+        """The host part, up to ``ends``, of the chosen gaps, which one thread ended: its time by label as causes."""
+        starts = gaps.starts[chosen]
+        spent = self.timelines.spent(thread, starts, ends)
         outside = spent[host.OUTSIDE]
         poll_demand, poll_work = self._split_polls(thread, starts, ends, spent[host.POLL])
         if self._steady_ns is None:
@@ -222,9 +254,13 @@ class IdleModel:
         else:
             loading = np.where(starts < self._steady_ns, spent[host.LONG_CUDA], 0)
         module = spent[host.MODULE] + loading
-        compiled = self._compiles_new_kernel(thread, starts, ends, launch, module)
-        new_kernel[chosen] = compiled | ((module > 0) & np.isin(launch, self._first_launches()))
-        to_module = np.where(compiled, outside, 0)
+        to_module = np.zeros(len(chosen), dtype=np.int64)
+        loaded = np.flatnonzero(module)
+        loaded = loaded[np.isin(launch[loaded], self._prepared.first_launches)]
+        if len(loaded):
+            gaps.new_kernel[chosen[loaded]] = True
+            compiled = loaded[self._is_silent(thread, starts[loaded], ends[loaded])]
+            to_module[compiled] = outside[compiled]
         rest = outside - to_module
         to_sync = np.where(is_held, rest, 0)
         add = {
@@ -239,9 +275,7 @@ class IdleModel:
             "profiler": spent[host.PROFILER_TIME],
         }
         for cause, amount in add.items():
-            # Untouched rows of the zeroed array take no memory.
-            if amount.any():
-                causes[CAUSE[cause]][chosen] += amount
+            _put(gaps.causes[CAUSE[cause]], chosen, amount)
 
     def held(self, thread: int, times: IntArray) -> BoolArray:
         """Whether the thread was held at each time: in a *Synchronize call, or in a copy call whose copy had begun."""
@@ -250,41 +284,26 @@ class IdleModel:
             # Only true waits are stretched: an asynchronous copy call returns about when its copy starts anyway.
             pure = self.timelines.synchronize_calls(thread)
             self._pure_waits[thread] = pure
-        pure = self._pure_waits[thread]
-        return iv.contains(self._waits[thread], times) | (iv.covered(pure, times - SYNC_TOLERANCE_NS, times) > 0)
+        low, high = int(times.min()) - SYNC_TOLERANCE_NS, int(times.max())
+        waits, pure = (iv.near(found[thread], low, high) for found in (self._waits, self._pure_waits))
+        return iv.contains(waits, times) | iv.overlaps(pure, times - SYNC_TOLERANCE_NS, times)
 
-    def _compiles_new_kernel(
-        self, thread: int, starts: IntArray, ends: IntArray, launch: IntArray, module_ns: IntArray
-    ) -> BoolArray:
-        """Gaps with a module load that end in a kernel's first launch, where nothing says what else the thread did.
+    def _is_silent(self, thread: int, starts: IntArray, ends: IntArray) -> BoolArray:
+        """Where nothing says what the thread did beside CUDA: no NVTX range or system call began or ended there.
 
-        A run-time compiler works outside CUDA and hands its result to a module load; without NVTX or system calls of
-        that thread in the gap the time before the load is the compiler's.
+        A run-time compiler works outside CUDA and hands its result to a module load; in a gap that ends in a kernel's
+        first launch the time before the load is then the compiler's.
         """
-        candidates = (module_ns > 0) & np.isin(launch, self._first_launches())
-        if not candidates.any():
-            return candidates
-        for table in (self._prepared.trace.ranges, self._prepared.trace.os_calls):
-            if table is not None:
-                mine = table["thread"] == thread
-                edges = np.sort(np.concatenate([table["start"][mine], table["end"][mine]]))
-                seen = np.searchsorted(edges, ends, side="left") > np.searchsorted(edges, starts, side="left")
-                candidates &= ~seen
-        return candidates
-
-    def _first_launches(self) -> IntArray:
-        """API rows of the first launch of each kernel name, sorted."""
-        if self._new_kernel_launches is None:
-            ops, trace = self._prepared.operations, self._prepared.trace
-            if trace.kernels is None or trace.api_calls is None:
-                self._new_kernel_launches = np.empty(0, dtype=np.int64)
-            else:
-                mine = (ops.kind == 0) & (ops.launch >= 0)
-                launch, name = ops.launch[mine], trace.kernels["name"][ops.row[mine]]
-                order = np.argsort(trace.api_calls["start"][launch], kind="stable")
-                _, first = first_of_each(name[order])
-                self._new_kernel_launches = np.unique(launch[order][first])
-        return self._new_kernel_launches
+        if thread not in self._edges:
+            self._edges[thread] = []
+            for table in (self._prepared.trace.ranges, self._prepared.trace.os_calls):
+                if table is not None:
+                    mine = table["thread"] == thread
+                    self._edges[thread].append(np.sort(np.concatenate([table["start"][mine], table["end"][mine]])))
+        silent = np.ones(len(starts), dtype=np.bool_)
+        for edges in self._edges[thread]:
+            silent &= np.searchsorted(edges, ends, side="left") <= np.searchsorted(edges, starts, side="left")
+        return silent
 
     def _split_polls(
         self, thread: int, starts: IntArray, ends: IntArray, poll_ns: IntArray
@@ -294,8 +313,10 @@ class IdleModel:
         work = np.zeros(len(starts), dtype=np.int64)
         polling = np.flatnonzero(poll_ns > 0)
         if len(polling):
-            peers = self._working_peers(thread)
-            both = iv.intersect(peers, self.timelines.stretches(thread, host.POLL))
+            if thread not in self._poll_peers:
+                polls = self.timelines.stretches(thread, host.POLL)
+                self._poll_peers[thread] = iv.intersect(self._working_peers(thread), polls)
+            both = iv.near(self._poll_peers[thread], int(starts.min()), int(ends.max()))
             busy = iv.covered(both, starts[polling], ends[polling])
             waited = busy >= PEER_WORKING_SHARE * poll_ns[polling]
             work[polling] = np.where(waited, poll_ns[polling], 0)
@@ -338,7 +359,7 @@ class IdleModel:
         for other in range(len(self._prepared.trace.devices)):
             if other == device:
                 continue
-            covered = iv.covered(self.busy(other), starts, ends)
+            covered = iv.covered(iv.near(self.busy(other), int(starts.min()), int(ends.max())), starts, ends)
             out = np.where(covered >= EXPLAINED_SHARE * length, length, out)
         return out
 
@@ -349,15 +370,13 @@ class IdleModel:
         trace = self._prepared.trace
         if trace.dropped_launches is None or trace.api_calls is None:
             return {}
-        from infprof.measures.operations import join_launches
-
         process, correlation = trace.dropped_launches
-        rows = join_launches(trace, process, correlation)
+        rows = self._prepared.launches.find(process, correlation)
         rows = rows[rows >= 0]
         times, owner = trace.api_calls["start"][rows], trace.api_calls["process"][rows]
         return {int(p): np.sort(times[owner == p]) for p in np.unique(owner)}
 
-    def _lost_between(self, operation: IntArray, launch: IntArray) -> BoolArray:
+    def _lost_between(self, device: int, operation: IntArray, launch: IntArray) -> BoolArray:
         """Gaps in which a lost operation may have run: its launch lies between those of the gap's two neighbours."""
         out = np.zeros(len(operation), dtype=np.bool_)
         table = self._prepared.trace.api_calls
@@ -365,7 +384,7 @@ class IdleModel:
         # Every operation may be among the lost ones: then there is none to end a gap.
         if not self._dropped or table is None or not len(ops):
             return out
-        previous = self._previous_launch(operation)
+        previous = self._previous_launch(device, operation)
         for process, times in self._dropped.items():
             mine = (operation >= 0) & (launch >= 0) & (ops.process[operation] == process)
             here = np.flatnonzero(mine)
@@ -374,16 +393,22 @@ class IdleModel:
             out[here] = np.searchsorted(times, until, "left") > np.searchsorted(times, since, "right")
         return out
 
-    def _previous_launch(self, operation: IntArray) -> IntArray:
+    def _previous_launch(self, device: int, operation: IntArray) -> IntArray:
         """The launch of the operation before, on the same device; -1 if unknown."""
         ops = self._prepared.operations
-        out = np.full(len(operation), -1, dtype=np.int64)
-        for device in distinct_values(ops.device).tolist():
-            mine = np.flatnonzero(ops.device == device)
-            here = np.flatnonzero((operation >= 0) & (ops.device[operation] == device))
-            position = np.searchsorted(mine, operation[here]) - 1
-            out[here] = np.where(position >= 0, ops.launch[mine[np.maximum(position, 0)]], -1)
-        return out
+        mine, starts = self._rows(device)
+        if not len(starts):
+            return np.full(len(operation), -1, dtype=np.int64)
+        position = (operation if mine is None else np.searchsorted(mine, operation)) - 1
+        before = np.maximum(position, 0)
+        found = ops.launch[before if mine is None else mine[before]]
+        return np.where((operation >= 0) & (position >= 0), found, -1)
+
+
+def _put(column: IntArray, at: IntArray | BoolArray | slice, values: IntArray) -> None:
+    """Write the values into a column of zeros; what stays untouched takes no memory."""
+    if values.any():
+        column[at] = values
 
 
 def _first(busy: Intervals, default: int) -> int:

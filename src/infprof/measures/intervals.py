@@ -78,18 +78,42 @@ def complement(inside: Intervals, start: int, end: int) -> Intervals:
     """What of [start, end) the set leaves free."""
     if end <= start:
         return empty()
-    clipped = clip(inside, start, end)
-    starts = np.concatenate([np.array([start], dtype=np.int64), clipped.ends])
-    ends = np.concatenate([clipped.starts, np.array([end], dtype=np.int64)])
-    free = ends > starts
-    return Intervals(starts[free], ends[free])
+    starts, ends = clip(inside, start, end)
+    if not len(starts):
+        return single(start, end)
+    # Between two intervals of a set there is always something free; before and behind them there may be.
+    before, behind = starts[0] > start, ends[-1] < end
+    free_starts = ends if behind else ends[:-1]
+    free_ends = starts if before else starts[1:]
+    if before:
+        free_starts = np.concatenate([np.array([start], dtype=np.int64), free_starts])
+    if behind:
+        free_ends = np.concatenate([free_ends, np.array([end], dtype=np.int64)])
+    return Intervals(free_starts, free_ends)
 
 
 def clip(inside: Intervals, start: int, end: int) -> Intervals:
     """The part of the set in [start, end)."""
-    starts, ends = np.maximum(inside.starts, start), np.minimum(inside.ends, end)
-    keep = ends > starts
-    return Intervals(starts[keep], ends[keep])
+    if end <= start:
+        return empty()
+    first = int(inside.ends.searchsorted(start, side="right"))
+    stop = int(inside.starts.searchsorted(end, side="left"))
+    starts, ends = inside.starts[first:stop], inside.ends[first:stop]
+    # Only the outer two can reach beyond.
+    if len(starts) and starts[0] < start:
+        starts = starts.copy()
+        starts[0] = start
+    if len(ends) and ends[-1] > end:
+        ends = ends.copy()
+        ends[-1] = end
+    return Intervals(starts, ends)
+
+
+def near(inside: Intervals, low: int, high: int) -> Intervals:
+    """The intervals of the set that hold or follow ``low`` and begin by ``high``: all that say anything in between."""
+    first = int(inside.ends.searchsorted(low, side="right"))
+    stop = int(inside.starts.searchsorted(high, side="right"))
+    return Intervals(inside.starts[first:stop], inside.ends[first:stop])
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
@@ -100,6 +124,8 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
         return clip(a, int(b.starts[0]), int(b.ends[0]))
     if len(a.starts) > len(b.starts):
         a, b = b, a
+    if len(a.starts) == 1:
+        return clip(b, int(a.starts[0]), int(a.ends[0]))
     # Each interval of the smaller set meets a run of the other's: one piece for each pair that meets.
     low = np.searchsorted(b.ends, a.starts, side="right")
     high = np.searchsorted(b.starts, a.ends, side="left")
@@ -132,7 +158,8 @@ def covered(inside: Intervals, starts: IntArray, ends: IntArray) -> IntArray:
     if len(inside.starts) == 1:
         low, high = inside.starts[0], inside.ends[0]
         return np.asarray(np.maximum(np.minimum(ends, high) - np.maximum(starts, low), 0), dtype=np.int64)
-    spent = measure_before(inside, ends) - measure_before(inside, np.minimum(starts, ends))
+    reached = np.cumsum(inside.ends - inside.starts)
+    spent = _measure_before(inside, reached, ends) - _measure_before(inside, reached, np.minimum(starts, ends))
     return np.asarray(np.maximum(spent, 0), dtype=np.int64)
 
 
@@ -141,19 +168,38 @@ def overlaps(inside: Intervals, starts: IntArray, ends: IntArray) -> BoolArray:
     if len(inside.starts) == 1:
         found = (starts < inside.ends[0]) & (ends > inside.starts[0])
         return np.asarray(found | ((starts == ends) & (starts == inside.starts[0])), dtype=np.bool_)
-    return np.asarray(covered(inside, starts, np.maximum(ends, starts + 1)) > 0, dtype=np.bool_)
+    if not len(inside.starts):
+        return np.zeros(len(starts), dtype=np.bool_)
+    # Of the intervals that begin before a query's end the last one reaches furthest.
+    before = np.searchsorted(inside.starts, np.maximum(ends, starts + 1), side="left")
+    return np.asarray((before > 0) & (inside.ends[np.maximum(before - 1, 0)] > starts), dtype=np.bool_)
 
 
 def measure_before(inside: Intervals, times: IntArray) -> IntArray:
     """How many ns of the set lie before each time."""
     if not len(inside.starts):
         return np.zeros(len(times), dtype=np.int64)
-    lengths = inside.ends - inside.starts
-    before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+    return _measure_before(inside, np.cumsum(inside.ends - inside.starts), times)
+
+
+def _measure_before(inside: Intervals, reached: IntArray, times: IntArray) -> IntArray:
+    """``measure_before``, with the length of the set up to the end of each interval."""
     index = count_until(inside.starts, times)
     previous = np.maximum(index - 1, 0)
-    partial = np.clip(times - inside.starts[previous], 0, lengths[previous])
-    return np.asarray(np.where(index > 0, before[previous] + partial, 0), dtype=np.int64)
+    spent = reached[previous]
+    # Less what of the last interval lies behind the time.
+    spent -= np.maximum(inside.ends[previous] - times, 0)
+    spent[index == 0] = 0
+    return spent
+
+
+def count_before(points: IntArray, times: IntArray) -> IntArray:
+    """How many of the sorted points lie before each time; ``points`` may be long, ``times`` should lie close together."""
+    if not len(times):
+        return np.zeros(0, dtype=np.int64)
+    first = int(points.searchsorted(times.min(), side="left"))
+    stop = int(points.searchsorted(times.max(), side="left"))
+    return np.asarray(points[first:stop].searchsorted(times, side="left") + first, dtype=np.int64)
 
 
 def count_until(points: IntArray, times: IntArray) -> IntArray:
@@ -169,6 +215,8 @@ def contains(inside: Intervals, times: IntArray) -> BoolArray:
     """Whether each time lies in the set."""
     if not len(inside.starts):
         return np.zeros(len(times), dtype=np.bool_)
+    if len(inside.starts) == 1:
+        return np.asarray((times >= inside.starts[0]) & (times < inside.ends[0]), dtype=np.bool_)
     index = count_until(inside.starts, times) - 1
     return np.asarray((index >= 0) & (times < inside.ends[np.maximum(index, 0)]), dtype=np.bool_)
 

@@ -10,7 +10,7 @@ from infprof.measures import operations as op
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
 from infprof.results import KernelRow, Measures
-from infprof.trace import BoolArray, IntArray
+from infprof.trace import BoolArray, IntArray, picked
 
 
 def kernel_table(prepared: Prepared, rows: BoolArray, device: int) -> list[KernelRow]:
@@ -74,32 +74,37 @@ def _sorted_within(which: IntArray, length: IntArray, count: int) -> IntArray:
 def few_sm_rows(prepared: Prepared, rows: BoolArray, sm_count: int | None) -> BoolArray:
     """Kernels whose grid has fewer blocks than half of the SMs: most of the device is empty while they run."""
     ops, table = prepared.operations, prepared.trace.kernels
-    out = np.zeros(len(ops), dtype=np.bool_)
-    if table is None or sm_count is None:
-        return out
-    plain = rows & (ops.kind == op.KERNEL) & ~ops.is_comm
-    blocks = table["grid_blocks"][ops.row[plain]]
-    out[plain] = (blocks >= 0) & (2 * blocks < sm_count)
-    return out
+    if table is None or sm_count is None or not len(table):
+        return np.zeros(len(ops), dtype=np.bool_)
+    few: BoolArray = (table["grid_blocks"] >= 0) & (2 * table["grid_blocks"] < sm_count)
+    return rows & ~ops.is_comm & _of_kernels(prepared, few)
 
 
 def class_rows(prepared: Prepared, rows: BoolArray, test: str) -> BoolArray:
     """Kernels by class: ``gemm``, ``attention``, ``unknown`` or ``fp32_gemm``."""
     ops, table = prepared.operations, prepared.trace.kernels
-    out = np.zeros(len(ops), dtype=np.bool_)
-    if table is None:
-        return out
-    wanted = np.zeros(len(prepared.trace.strings) + 1, dtype=np.bool_)
-    for index, kernel_class in prepared.kernel_classes.items():
-        if test == "fp32_gemm":
-            wanted[index] = kernel_class.fp32_gemm
-        elif test == "unknown":
-            wanted[index] = kernel_class.kind in ("other", "unknown")
-        else:
-            wanted[index] = kernel_class.kind == test
-    plain = rows & (ops.kind == op.KERNEL)
-    out[plain] = wanted[table["name"][ops.row[plain]]]
-    return out
+    names = _names_of_class(prepared, test)
+    if table is None or not names:
+        return np.zeros(len(ops), dtype=np.bool_)
+    wanted = np.zeros(len(prepared.trace.strings), dtype=np.bool_)
+    wanted[names] = True
+    return rows & _of_kernels(prepared, wanted.take(table["name"]))
+
+
+def _of_kernels(prepared: Prepared, said: BoolArray) -> BoolArray:
+    """Operations that are kernels of which ``said``, one value for each row of the kernel table, is true."""
+    ops = prepared.operations
+    # Other operations have rows of other tables.
+    return np.asarray((ops.kind == op.KERNEL) & said.take(ops.row, mode="clip"), dtype=np.bool_)
+
+
+def _names_of_class(prepared: Prepared, test: str) -> list[int]:
+    """Kernel names (indexes of strings) of a class, see ``class_rows``."""
+    classes = prepared.kernel_classes.items()
+    if test == "fp32_gemm":
+        return [index for index, kernel_class in classes if kernel_class.fp32_gemm]
+    kinds = ("other", "unknown") if test == "unknown" else (test,)
+    return [index for index, kernel_class in classes if kernel_class.kind in kinds]
 
 
 def small_rows(prepared: Prepared, rows: BoolArray, small_kernel_ns: int) -> BoolArray:
@@ -153,9 +158,9 @@ def add_kernels(
             measures.add(name, None, unit, source=reason)
         return
     mine = rows & (ops.kind == op.KERNEL)
-    length = (ops.end - ops.start)[mine]
+    length = picked(ops.end - ops.start, mine)
     count, total = len(length), int(length.sum())
-    covered = iv.union(ops.start[mine], ops.end[mine]).total()
+    covered = iv.union(picked(ops.start, mine), picked(ops.end, mine)).total()
     small = length < small_kernel_ns
     window = scope.total()
     measures.add("kernel_count", count, "count")
@@ -167,27 +172,28 @@ def add_kernels(
     measures.add("small_kernel_ratio", int(small.sum()) / count if count else None, "ratio")
     measures.add("small_kernel_time_ratio", int(length[small].sum()) / total if total else None, "ratio")
     measures.add("small_kernel_per_s", int(small.sum()) * 1e9 / window if window else None, "per_s")
-    if count:
-        _, group = distinct(table["name"][ops.row[mine]])
-        largest = float(np.bincount(group, weights=length.astype(np.float64)).max())
-        measures.add("top_kernel_ratio", largest / total if total else None, "ratio")
-    else:
-        measures.add("top_kernel_ratio", None, "ratio")
+    # Sums of float64 are exact below 2**53 ns, which is 104 days.
+    names_run = table["name"][picked(ops.row, mine)]
+    by_name_ns = np.bincount(names_run, length.astype(np.float64), len(trace.strings))
+    measures.add("top_kernel_ratio", float(by_name_ns.max()) / total if total else None, "ratio")
     compute_ns = compute.total()
 
     def time_of(chosen: BoolArray) -> int:
-        return iv.intersect(iv.union(ops.start[chosen], ops.end[chosen]), compute).total()
+        # Kernels that do not communicate: what of their time lies in the scope is compute time.
+        return iv.intersect(iv.union(ops.start[chosen], ops.end[chosen]), scope).total()
+
+    def sum_of(test: str) -> int:
+        return int(by_name_ns[_names_of_class(prepared, test)].sum())
 
     fp32 = time_of(class_rows(prepared, rows, "fp32_gemm"))
-    unknown = class_rows(prepared, rows, "unknown")
     rank, source = "D", "kernel names"
-    measures.add("gemm_ns", _sum(ops.end - ops.start, class_rows(prepared, rows, "gemm")), "ns", rank, source)
-    measures.add("attention_ns", _sum(ops.end - ops.start, class_rows(prepared, rows, "attention")), "ns", rank, source)
+    measures.add("gemm_ns", sum_of("gemm"), "ns", rank, source)
+    measures.add("attention_ns", sum_of("attention"), "ns", rank, source)
     measures.add("fp32_gemm_ns", fp32, "ns", rank, source)
     measures.add("fp32_gemm_ratio", fp32 / compute_ns if compute_ns else None, "ratio", rank, source)
     measures.add(
         "kernel_class_unknown_ratio",
-        _sum(ops.end - ops.start, unknown) / total if total else None,
+        sum_of("unknown") / total if total else None,
         "ratio",
         rank,
         source,
@@ -200,7 +206,8 @@ def add_kernels(
     )
     one_block = np.zeros(len(ops), dtype=np.bool_)
     plain = mine & ~ops.is_comm
-    one_block[plain] = table["grid_blocks"][ops.row[plain]] == 1
+    if (table["grid_blocks"] == 1).any():
+        one_block[plain] = table["grid_blocks"][ops.row[plain]] == 1
     measures.add("single_block_kernel_ns", time_of(one_block), "ns", rank, source)
 
 

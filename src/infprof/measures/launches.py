@@ -9,7 +9,7 @@ from infprof.measures import calls
 from infprof.measures import operations as op
 from infprof.measures.operations import Prepared
 from infprof.results import Measures
-from infprof.trace import BoolArray
+from infprof.trace import BoolArray, picked
 
 
 def add_launches(measures: Measures, prepared: Prepared, rows: BoolArray) -> None:
@@ -19,6 +19,7 @@ def add_launches(measures: Measures, prepared: Prepared, rows: BoolArray) -> Non
     and device) as 0; a graph launch counts once, whatever number of kernels it owns.
     """
     ops, table = prepared.operations, prepared.trace.api_calls
+    by_graph = calls.graph_launchers(prepared.trace.strings)
     kernels = rows & ((ops.kind == op.KERNEL) | (ops.kind == op.GRAPH))
     total = int(kernels.sum())
     if table is None:
@@ -38,20 +39,16 @@ def add_launches(measures: Measures, prepared: Prepared, rows: BoolArray) -> Non
     else:
         known = kernels & (ops.launch >= 0)
         # Operations are sorted by start: the first of each launch comes first.
-        launch, first = first_of_each(ops.launch[known])
-        start = ops.start[known][first]
+        launch, first = first_of_each(picked(ops.launch, known))
+        start = picked(ops.start, known)[first]
         call_start, call_end = table["start"][launch], table["end"][launch]
         delay = np.maximum(start - call_end, 0)
         early = call_start - start
         skewed = early > 0
-        names = (
-            calls.graph_launchers(prepared.trace.strings)[table["name"][launch]]
-            if len(launch)
-            else np.zeros(0, np.bool_)
-        )
+        graph_launches = int(by_graph[table["name"][launch]].sum()) if by_graph.any() else 0
         length = call_end - call_start
         measures.add("launch_count", len(launch), "count")
-        measures.add("graph_launch_count", int(names.sum()), "count")
+        measures.add("graph_launch_count", graph_launches, "count")
         measures.add("launch_call_p50_ns", _median(length), "ns")
         measures.add("launch_call_total_ns", int(length.sum()), "ns")
         measures.add("queue_delay_p50_ns", _median(delay), "ns")
@@ -63,15 +60,14 @@ def add_launches(measures: Measures, prepared: Prepared, rows: BoolArray) -> Non
     table_kernels = prepared.trace.kernels
     in_graph = np.zeros(len(ops), dtype=np.bool_)
     plain = rows & (ops.kind == op.KERNEL)
-    if table_kernels is not None and plain.any():
+    if table_kernels is not None and (table_kernels["graph_node"] >= 0).any():
         in_graph[plain] = table_kernels["graph_node"][ops.row[plain]] >= 0
-        if table is not None:
-            by_graph = calls.graph_launchers(prepared.trace.strings)
-            launched = plain & (ops.launch >= 0)
-            in_graph[launched] |= by_graph[table["name"][ops.launch[launched]]]
+    if table is not None and by_graph.any():
+        launched = plain & (ops.launch >= 0)
+        in_graph[launched] |= by_graph[table["name"][ops.launch[launched]]]
     in_graph |= rows & (ops.kind == op.GRAPH)
     length = ops.end - ops.start
-    all_ns = int(length[kernels].sum())
+    all_ns = int(picked(length, kernels).sum())
     measures.add("graph_kernel_ratio", int(length[in_graph].sum()) / all_ns if all_ns else None, "ratio")
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
-from infprof.distinct import distinct_values
+from infprof.distinct import PIECE, distinct_values, first_of_each
 from infprof.measures import calls
 from infprof.measures.kernel_class import KernelClass, classify, is_communication
-from infprof.trace import BoolArray, IntArray, Table, Trace, compact
+from infprof.trace import BoolArray, IntArray, Table, Trace, compact, constant, is_constant, picked
 
 KERNEL, GRAPH, COPY, MEMSET = range(4)
 _TABLES = ("kernels", "graphs", "copies", "memsets")
@@ -24,7 +26,7 @@ class Operations:
     device: IntArray
     process: IntArray
     stream: IntArray
-    kind: IntArray
+    kind: NDArray[np.int8]
     row: IntArray
     is_comm: BoolArray
     launch: IntArray  # row of the launching call in api_calls, -1 where not recorded
@@ -45,7 +47,33 @@ class Prepared:
         self.comm_names = comm
         self.api_kinds = calls.cuda_kinds(trace.strings) if trace.api_calls is not None else np.empty(0, dtype=np.int64)
         self.thread_calls = calls.ThreadCalls(trace.api_calls) if trace.api_calls is not None else None
+        self.launches = Launches(trace)
         self.operations = self._operations()
+
+    @cached_property
+    def first_operations(self) -> NDArray[np.int32]:
+        """Per row of ``api_calls`` the first operation that it launched, -1 where it launched none."""
+        table = self.trace.api_calls
+        first = np.full(0 if table is None else len(table), -1, dtype=np.int32)
+        launch = self.operations.launch
+        rows = np.flatnonzero(launch >= 0)[::-1]
+        # Operations are sorted by start: written backwards, the first one stays.
+        first[launch[rows]] = rows
+        return first
+
+    @cached_property
+    def first_launches(self) -> IntArray:
+        """Rows of ``api_calls`` that launched a kernel name for the first time, sorted."""
+        ops, kernels, table = self.operations, self.trace.kernels, self.trace.api_calls
+        if kernels is None or table is None:
+            return np.empty(0, dtype=np.int64)
+        mine = (ops.kind == KERNEL) & (ops.launch >= 0)
+        launch, name = picked(ops.launch, mine), kernels["name"][picked(ops.row, mine)]
+        called = table["start"][launch]
+        if (called[1:] < called[:-1]).any():
+            order = np.argsort(called, kind="stable")
+            launch, name = launch[order], name[order]
+        return np.unique(launch[first_of_each(name)[1]])
 
     def _classes(self) -> dict[int, KernelClass]:
         kernels = self.trace.kernels
@@ -55,66 +83,97 @@ class Prepared:
         return dict(zip(used, classify([self.trace.strings[i] for i in used]), strict=True))
 
     def _operations(self) -> Operations:
-        columns: dict[str, list[IntArray]] = {k: [] for k in ("start", "end", "device", "process", "stream")}
-        kinds, rows, comm, launches = [], [], [], []
-        for kind, name in enumerate(_TABLES):
-            table: Table | None = getattr(self.trace, name)
-            if table is None or not len(table):
-                continue
-            for key, parts in columns.items():
-                parts.append(table[key])
-            kinds.append(np.full(len(table), kind, dtype=np.int64))
-            rows.append(np.arange(len(table), dtype=np.int64))
-            comm.append(self.comm_names[table["name"]] if kind == KERNEL else np.zeros(len(table), dtype=np.bool_))
-            launches.append(join_launches(self.trace, table["process"], table["correlation"]))
-        if not kinds:
+        tables: list[tuple[int, Table]] = [
+            (kind, table) for kind, name in enumerate(_TABLES) if (table := getattr(self.trace, name)) is not None
+        ]
+        tables = [(kind, table) for kind, table in tables if len(table)]
+        if not tables:
             none = np.empty(0, dtype=np.int64)
-            return Operations(none, none, none, none, none, none, none, np.empty(0, dtype=np.bool_), none)
-        order = np.argsort(np.concatenate(columns["start"]), kind="stable")
+            return Operations(
+                none, none, none, none, none, none.astype(np.int8), none, np.empty(0, dtype=np.bool_), none
+            )
+        starts = np.concatenate([table["start"] for _, table in tables])
+        in_order = bool((starts[1:] >= starts[:-1]).all())
+        order: IntArray | slice = slice(None) if in_order else np.argsort(starts, kind="stable")
+        counts = [len(table) for _, table in tables]
 
-        def arranged(parts: list[IntArray]) -> IntArray:
+        def column(name: str) -> IntArray:
+            parts = [table[name] for _, table in tables]
+            if all(is_constant(part) or len(part) == 1 for part in parts) and len({int(p[0]) for p in parts}) == 1:
+                return constant(int(parts[0][0]), len(starts))
             return compact(np.concatenate(parts)[order])
 
+        comm = np.zeros(len(starts), dtype=np.bool_)
+        # Kernels come first.
+        if tables[0][0] == KERNEL and self.comm_names.any():
+            comm[: counts[0]] = self.comm_names[tables[0][1]["name"]]
+            comm = comm[order]
+        launch = np.concatenate([self.launches.find(table["process"], table["correlation"]) for _, table in tables])
         return Operations(
-            start=arranged(columns["start"]),
-            end=arranged(columns["end"]),
-            device=arranged(columns["device"]),
-            process=arranged(columns["process"]),
-            stream=arranged(columns["stream"]),
-            kind=arranged(kinds),
-            row=arranged(rows),
-            is_comm=np.concatenate(comm)[order],
-            launch=arranged(launches),
+            start=starts[order],
+            end=column("end"),
+            device=column("device"),
+            process=column("process"),
+            stream=column("stream"),
+            kind=np.repeat(np.array([kind for kind, _ in tables], dtype=np.int8), counts)[order],
+            row=np.concatenate([np.arange(count, dtype=np.int64) for count in counts])[order],
+            is_comm=comm,
+            launch=launch[order],
         )
 
 
-def join_launches(trace: Trace, process: IntArray, correlation: IntArray) -> IntArray:
-    """The row in ``api_calls`` that launched each operation: same process and same correlation id; -1 if none.
+class Launches:
+    """Finds the call that launched an operation: same process and same correlation id.
 
     Ids are unique per process only and one graph launch owns many kernels. Where a runtime and a driver call share the
     id, the one that began first (the outer one) counts.
     """
-    table = trace.api_calls
-    if table is None or not len(table) or not len(process):
-        return np.full(len(process), -1, dtype=np.int64)
-    call_process, call_id = table["process"], table["correlation"]
-    known = call_id >= 0
-    low = int(min(call_id[known].min(), correlation.min())) if known.any() else 0
-    span = int(max(call_id[known].max() if known.any() else 0, correlation.max())) - low + 1
-    processes = len(trace.processes) + 1
-    calls_key = (call_process + 1) * span + (call_id - low)
-    wanted_key = (process + 1) * span + (correlation - low)
-    rows = np.flatnonzero(known)
-    if span * processes <= 16 * (len(table) + len(process)) + 1_000_000:
-        # Dense ids: a direct table, fifteen times faster than a merge. Written backwards, so that the first call stays.
-        direct = np.full(span * processes, -1, dtype=np.int64)
-        direct[calls_key[rows[::-1]]] = rows[::-1]
-        found = direct[wanted_key]
-    else:
-        order = rows[np.argsort(calls_key[rows], kind="stable")]
-        keys = calls_key[order]
-        index = (
-            np.minimum(np.searchsorted(keys, wanted_key), len(keys) - 1) if len(keys) else np.zeros(0, dtype=np.int64)
-        )
-        found = np.where(keys[index] == wanted_key, order[index], -1) if len(keys) else np.full(len(process), -1)
-    return np.where(correlation >= 0, found, -1)
+
+    def __init__(self, trace: Trace) -> None:
+        self._processes = len(trace.processes) + 1
+        self._low, self._span = 0, 0
+        # By (process, id): the row of the call, -1 where there is none; None where ids are too far apart for a table.
+        self._direct: NDArray[np.int32] | None = None
+        self._keys, self._rows = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        table = trace.api_calls
+        if table is None or not len(table):
+            return
+        process, ids = table["process"], table["correlation"]
+        highest = int(ids.max())
+        if highest < 0:
+            return
+        known = ids >= 0
+        self._low = int(ids.min()) if known.all() else int(ids[known].min())
+        self._span = highest - self._low + 1
+        if self._span * self._processes <= 16 * len(table) + 1_000_000:
+            # Dense ids: a direct table, fifteen times faster than a merge. Written backwards, so that the first call stays.
+            self._direct = np.full(self._span * self._processes, -1, dtype=np.int32)
+            for i in reversed(range(0, len(table), PIECE)):
+                rows = np.flatnonzero(known[i : i + PIECE])[::-1] + i
+                self._direct[self._key(process[rows], ids[rows])] = rows
+        else:
+            rows = np.flatnonzero(known)
+            keys = self._key(process[rows], ids[rows])
+            order = np.argsort(keys, kind="stable")
+            self._keys, self._rows = keys[order], rows[order]
+
+    def find(self, process: IntArray, correlation: IntArray) -> IntArray:
+        """The row in ``api_calls`` that launched each operation, -1 if none. ``correlation`` -1 = not recorded."""
+        out = np.empty(len(process), dtype=np.int64)
+        for i in range(0, len(process), PIECE):
+            out[i : i + PIECE] = self._find(process[i : i + PIECE], correlation[i : i + PIECE])
+        return out
+
+    def _find(self, process: IntArray, correlation: IntArray) -> IntArray:
+        # Ids of no call may be anything.
+        inside = (correlation >= self._low) & (correlation < self._low + self._span) & (correlation >= 0)
+        if not inside.any():
+            return np.full(len(process), -1, dtype=np.int64)
+        key = self._key(process, np.where(inside, correlation, self._low))
+        if self._direct is not None:
+            return np.where(inside, self._direct[key], -1)
+        index = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
+        return np.where(inside & (self._keys[index] == key), self._rows[index], -1)
+
+    def _key(self, process: IntArray, ids: IntArray) -> IntArray:
+        return np.asarray((process + 1) * self._span + (ids - self._low), dtype=np.int64)

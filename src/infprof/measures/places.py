@@ -134,9 +134,9 @@ class Places:
         prepared, table = self._prepared, self._prepared.trace.api_calls
         if table is None:
             return []
-        rows = host_calls.calls_in(prepared, self._analysis.time.scope, self._analysis.processes)
-        mine = rows[prepared.api_kinds[table["name"][rows]] == _CALL_KINDS[which]]
-        length = (table["end"] - table["start"])[mine]
+        inside = host_calls.calls_in(prepared, self._analysis.time.scope, self._analysis.processes)
+        mine = np.flatnonzero((prepared.api_kinds == _CALL_KINDS[which]).take(table["name"]) & inside)
+        length = table["end"][mine] - table["start"][mine]
         strings = prepared.trace.strings
         return [
             self._where(int(table["start"][mine[i]]), int(table["end"][mine[i]]), None, strings[table["name"][mine[i]]])

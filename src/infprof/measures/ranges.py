@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infprof.distinct import distinct, distinct_values
+from infprof.distinct import PIECE, distinct_values
+from infprof.measures import intervals as iv
 from infprof.measures import operations as op
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
 from infprof.results import NcclRow, RangeRow
-from infprof.trace import IntArray
+from infprof.trace import IntArray, constant, is_constant, picked
 
 
 class Projection(NamedTuple):
@@ -24,14 +25,16 @@ class Projection(NamedTuple):
     kernels: IntArray
 
 
-def project(prepared: Prepared, rows: IntArray) -> Projection:
+def project(prepared: Prepared, rows: IntArray | None = None) -> Projection:
     """Project ranges to the GPU: from the first start to the last end of what their thread launched inside them.
+
+    ``rows`` chooses among the rows of their table, None = all.
 
     An operation belongs to a range when its launch call begins inside it: queue delays, which move the operation out of
     the range's own time, do not matter.
     """
     table, calls = prepared.trace.ranges, prepared.trace.api_calls
-    count = len(rows)
+    count = len(rows) if rows is not None else 0 if table is None else len(table)
     first = np.full(count, np.iinfo(np.int64).max, dtype=np.int64)
     last = np.full(count, np.iinfo(np.int64).min, dtype=np.int64)
     total, kernels = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
@@ -39,31 +42,60 @@ def project(prepared: Prepared, rows: IntArray) -> Projection:
     if table is None or calls is None or not count:
         return Projection(first, last, total, kernels)
     launched = np.flatnonzero(ops.launch >= 0)
-    thread_of = calls["thread"][ops.launch[launched]]
-    range_thread = table["thread"][rows]
+    thread_of = _at(calls["thread"], ops.launch[launched])
+    starts, ends, range_thread = (
+        table[column] if rows is None else table[column][rows] for column in ("start", "end", "thread")
+    )
     for thread in distinct_values(range_thread).tolist():
-        mine = launched[thread_of == thread]
+        mine = picked(launched, thread_of == thread)
         if not len(mine):
             continue
         called = calls["start"][ops.launch[mine]]
-        order = np.argsort(called, kind="stable")
-        mine, called = mine[order], called[order]
+        if not _in_order(called):
+            order = np.argsort(called, kind="stable")
+            mine, called = mine[order], called[order]
         here = np.flatnonzero(range_thread == thread)
-        low = np.searchsorted(called, table["start"][rows[here]], side="left")
-        high = np.searchsorted(called, table["end"][rows[here]], side="left")
-        sums = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(ops.end[mine] - ops.start[mine])])
+        low, high = (_counted_before(called, edge if len(here) == count else edge[here]) for edge in (starts, ends))
+        started, ended = ops.start[mine], ops.end[mine]
+        sums = np.zeros(len(mine) + 1, dtype=np.int64)
+        np.cumsum(ended - started, out=sums[1:])
         total[here] = sums[high] - sums[low]
         kernels[here] = high - low
         some = high > low
-        if some.any():
-            bounds = np.empty(2 * int(some.sum()), dtype=np.int64)
-            bounds[0::2], bounds[1::2] = low[some], high[some]
-            # reduceat needs indexes inside the array: one element more, ignored by taking every other result.
-            starts = np.append(ops.start[mine], np.iinfo(np.int64).max)
-            ends = np.append(ops.end[mine], np.iinfo(np.int64).min)
-            first[here[some]] = np.minimum.reduceat(starts, bounds)[0::2]
-            last[here[some]] = np.maximum.reduceat(ends, bounds)[0::2]
+        here, low, high = picked(here, some), picked(low, some), picked(high, some)
+        first[here] = _of_each_run(np.minimum, started, low, high)
+        last[here] = _of_each_run(np.maximum, ended, low, high)
     return Projection(first, last, total, kernels)
+
+
+def _at(column: IntArray, rows: IntArray) -> IntArray:
+    """The column at these rows; a constant stays one."""
+    return constant(int(column[0]), len(rows)) if is_constant(column) else column[rows]
+
+
+def _in_order(values: IntArray) -> bool:
+    return bool((values[1:] >= values[:-1]).all())
+
+
+def _counted_before(points: IntArray, times: IntArray) -> IntArray:
+    """How many of the sorted points lie before each time. Neighbouring times look at the same few points."""
+    out = np.empty(len(times), dtype=np.int64)
+    for i in range(0, len(times), PIECE):
+        out[i : i + PIECE] = iv.count_before(points, times[i : i + PIECE])
+    return out
+
+
+def _of_each_run(extreme: np.ufunc, values: IntArray, low: IntArray, high: IntArray) -> IntArray:
+    """The smallest (np.minimum) or largest (np.maximum) of values[low:high] for each pair; no pair may be empty."""
+    if not len(low):
+        return low
+    if _in_order(values):
+        # As on a single stream.
+        return values[low] if extreme is np.minimum else values[high - 1]
+    bounds = np.empty(2 * len(low), dtype=np.int64)
+    bounds[0::2], bounds[1::2] = low, high
+    # reduceat needs indexes inside the array: one element more, ignored by taking every other result.
+    return np.asarray(extreme.reduceat(np.append(values, values[-1]), bounds)[0::2], dtype=np.int64)
 
 
 def range_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[RangeRow]:
@@ -74,25 +106,26 @@ def range_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[R
     table = prepared.trace.ranges
     if table is None or not len(table):
         return []
-    projected = project(prepared, np.arange(len(table), dtype=np.int64))
+    projected = project(prepared)
     low, high = int(scope.starts[0]), int(scope.ends[-1])
     chosen = (
         (projected.kernels > 0) & (projected.gpu_start >= low) & (projected.gpu_start < high) & (table["text"] >= 0)
     )
-    text = table["text"][chosen]
+    text = picked(table["text"], chosen)
     if not len(text):
         return []
-    names, group = distinct(text)
-
-    def summed(values: IntArray) -> IntArray:
-        # bincount adds in float64: exact below 2**53 ns, which is 104 days.
-        return np.bincount(group, weights=values.astype(np.float64), minlength=len(names)).astype(np.int64)
-
-    counts = np.bincount(group, minlength=len(names))
-    host = summed((table["end"] - table["start"])[chosen])
-    spans = summed((projected.gpu_end - projected.gpu_start)[chosen])
-    busy = summed(projected.gpu_sum_ns[chosen])
-    kernels = summed(projected.kernels[chosen])
+    first, last, total, launched = (picked(column, chosen) for column in projected)
+    started, ended = picked(table["start"], chosen), picked(table["end"], chosen)
+    by_text = np.zeros((5, len(prepared.trace.strings)), dtype=np.int64)
+    for i in range(0, len(text), PIECE):
+        here = slice(i, i + PIECE)
+        by_text[0] += np.bincount(text[here], minlength=by_text.shape[1])
+        values = (ended[here] - started[here], last[here] - first[here], total[here], launched[here])
+        for sums, value in zip(by_text[1:], values, strict=True):
+            # bincount adds in float64: exact below 2**53 ns, which is 104 days.
+            sums += np.bincount(text[here], value.astype(np.float64), len(sums)).astype(np.int64)
+    names = np.flatnonzero(by_text[0])
+    counts, host, spans, busy, kernels = by_text[:, names]
     strings = prepared.trace.strings
     # Nested ranges often launched the same: the outer one first.
     rank = zip((-busy).tolist(), (-host).tolist(), (strings[n] for n in names), range(len(names)), strict=True)

@@ -68,28 +68,27 @@ def device_time(prepared: Prepared, model: IdleModel, device: int, scope: Interv
     ops = prepared.operations
     mine = ops.device == device
 
-    def covered(rows: t.BoolArray) -> Intervals:
+    def covered(rows: t.BoolArray | t.IntArray) -> Intervals:
         return iv.intersect(iv.union(ops.start[rows], ops.end[rows]), scope)
 
     kernels = mine & ((ops.kind == op.KERNEL) | (ops.kind == op.GRAPH))
     compute = covered(kernels & ~ops.is_comm)
     comm = covered(kernels & ops.is_comm)
-    taken = iv.merge(compute, comm)
-    exposed: dict[str, Intervals] = {}
-    copy_rows = mine & (ops.kind == op.COPY)
     table = prepared.trace.copies
-    kind_of = np.full(len(ops), -1, dtype=np.int64)
-    if table is not None and copy_rows.any():
-        kind_of[copy_rows] = table["kind"][ops.row[copy_rows]]
+    copies = np.flatnonzero(mine & (ops.kind == op.COPY))
+    kind_of = table["kind"][ops.row[copies]] if table is not None else np.empty(0, dtype=np.int64)
+    taken = [compute, comm]
+    exposed: dict[str, Intervals] = {}
     for cause in _PRIORITY:
         if cause == "memset":
-            rows = mine & (ops.kind == op.MEMSET)
+            rows = np.flatnonzero(mine & (ops.kind == op.MEMSET))
         else:
-            rows = copy_rows & np.isin(kind_of, [k for k, c in _SLICE_OF_COPY.items() if c == cause])
-        here = iv.subtract(covered(rows), taken) if rows.any() else iv.empty()
+            rows = copies[np.isin(kind_of, [k for k, c in _SLICE_OF_COPY.items() if c == cause])]
+        here = covered(rows)
+        for earlier in taken:
+            here = iv.subtract(here, earlier)
         exposed[cause] = here
-        if here.count:
-            taken = iv.merge(taken, here)
+        taken.append(here)
     return DeviceTime(
         device=device,
         scope=scope,

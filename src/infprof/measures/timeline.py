@@ -59,22 +59,26 @@ def _series(analysis: DeviceAnalysis, edges: IntArray) -> list[dict[str, Any]]:
 def _spread(starts: IntArray, ends: IntArray, spent: IntArray, edges: IntArray, width: IntArray) -> list[float]:
     """Time of one cause per column: each gap's share is spread evenly over it."""
     length = np.maximum(ends - starts, 1)
-    density = np.concatenate([[0.0], np.cumsum(spent.astype(np.float64))])
+    before = np.cumsum(spent)
     index = np.searchsorted(starts, edges, side="right") - 1
     safe = np.maximum(index, 0)
     inside = np.clip(edges - starts[safe], 0, length[safe]) / length[safe]
-    reached: FloatArray = np.where(index >= 0, density[safe] + spent[safe] * inside, 0.0)
+    reached: FloatArray = np.where(index >= 0, before[safe] - spent[safe] + spent[safe] * inside, 0.0)
     return [round(float(v), 4) for v in np.diff(reached) / width]
 
 
 def _counter_columns(device: int, counters: Counters, edges: IntArray) -> list[dict[str, Any]]:
     out = []
+    known: IntArray | None = None
     for name, label in _COUNTER_NAMES.items():
         for times, values in counters.samples.get(name, []):
-            column = np.searchsorted(edges, times, side="right") - 1
-            inside = (column >= 0) & (column < COLUMNS)
-            count = np.bincount(column[inside], minlength=COLUMNS)
-            total = np.bincount(column[inside], weights=values[inside], minlength=COLUMNS)
+            # The metrics of a device are sampled together, in the order of time.
+            if known is None or not np.array_equal(known, times):
+                known, last = times, np.searchsorted(times, edges, side="left")
+                # A column begins with its left edge; what lies on the last edge is in none.
+                count = np.diff(last)
+                column = np.repeat(np.arange(COLUMNS), count)
+            total = np.bincount(column, weights=values[last[0] : last[-1]], minlength=COLUMNS)
             means = [round(float(t / c), 4) if c else None for t, c in zip(total, count, strict=True)]
             out.append({"device": device, "name": label, "unit": "ratio", "values": means})
     return out

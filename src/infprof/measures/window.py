@@ -104,13 +104,15 @@ def _stalls(
 ) -> list[tuple[int, int, int, int]]:
     """Long gaps in order: (start, end, stall by loading, compiling or first allocations or 0, time of preparing)."""
     ops = prepared.operations
-    kernel_starts = np.sort(ops.start[ops.kind == op.KERNEL])
+    kernels = np.flatnonzero(ops.kind == op.KERNEL)
+    # Until this kernel hardly anything has run.
+    last_early = ops.start[kernels[EARLY_KERNELS - 1]] if len(kernels) >= EARLY_KERNELS else np.iinfo(np.int64).max
     found: list[tuple[int, int, int, int]] = []
     for device in range(len(prepared.trace.devices)):
         gaps = model.gaps(device, scope, shortest_ns=startup_stall_ns)
         loading = gaps.causes[CAUSE["module-load"]]
         allocating = gaps.causes[CAUSE["allocator"]]
-        early = np.searchsorted(kernel_starts, gaps.starts) < EARLY_KERNELS
+        early = gaps.starts <= last_early
         stall = np.where((loading >= startup_stall_ns) | early, loading + allocating, 0)
         stall = np.where(stall >= startup_stall_ns, stall, 0)
         busy_host = np.sum([gaps.causes[CAUSE[c]] for c in _PREPARING], axis=0)
@@ -140,19 +142,19 @@ def _upload_end(prepared: Prepared, start: int, end: int) -> int:
 
 def _without_cuts(prepared: Prepared, model: IdleModel, start: int, end: int) -> tuple[int, int]:
     """The stretch without a leading or trailing queued gap that the host spent blocked, all devices idle."""
-    ops = prepared.operations
-    busy = iv.clip(iv.union(ops.start, ops.end), start, end)
+    busy = iv.clip(iv.merge(*(model.busy(device) for device in range(len(prepared.trace.devices)))), start, end)
     if busy.count < 2:
         return start, end
     gaps = iv.complement(busy, start, end)
-    done = iv.measure_before(busy, gaps.starts)
     total = busy.total()
-    leading = done < CUT_BUSY_SHARE * total
-    trailing = total - done < CUT_BUSY_SHARE * total
     # Only a gap that would change the picture is worth leaving out.
     large = gaps.ends - gaps.starts > total * CUT_BUSY_SHARE
-    for i in np.flatnonzero((leading | trailing) & large):
-        gap_start, gap_end = int(gaps.starts[i]), int(gaps.ends[i])
+    gap_starts, gap_ends = gaps.starts[large], gaps.ends[large]
+    done = iv.measure_before(busy, gap_starts)
+    leading = done < CUT_BUSY_SHARE * total
+    trailing = total - done < CUT_BUSY_SHARE * total
+    for i in np.flatnonzero(leading | trailing):
+        gap_start, gap_end = int(gap_starts[i]), int(gap_ends[i])
         if not _is_queued_and_blocked(prepared, model, gap_start, gap_end):
             continue
         if leading[i]:

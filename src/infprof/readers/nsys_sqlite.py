@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infprof import trace as t
-from infprof.distinct import distinct, distinct_rows, distinct_values
+from infprof.distinct import PIECE, distinct_rows, distinct_values, mapped
 from infprof.errors import InfprofError
 from infprof.readers.sqlite_columns import DAMAGE, IntColumn, SqliteFile, as_int
 from infprof.results import Problem
-from infprof.trace import BoolArray, FloatArray, IntArray
+from infprof.trace import BoolArray, FloatArray, IntArray, constant, is_constant
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 GZIP_MAGIC = b"\x1f\x8b"
@@ -285,7 +285,7 @@ class _Builder:
         if column is None:
             only = 0 if len(self.process_index) == 1 else -1
             return np.full(rows, only, dtype=np.int64)
-        return _indexed(self.process_index, column.values & ~np.int64(TID_MASK), column.valid)
+        return _indexed(self.process_index, column.values, column.valid, ~TID_MASK)
 
     def _thread(self, column: IntColumn | None, rows: int) -> IntArray:
         if column is None:
@@ -389,7 +389,7 @@ class _Builder:
         process = self._process(columns.get("globalPid"), rows)
         ordinal = columns["deviceId"].filled(-1) if "deviceId" in columns else np.zeros(rows, dtype=np.int64)
         pairs, which = distinct_rows(process, ordinal)
-        device = _of_each([self._device_of(self._physical(p, o)) for p, o in pairs])[which]
+        device = _spread([self._device_of(self._physical(p, o)) for p, o in pairs], which)
         context = columns["contextId"].filled(-1) if "contextId" in columns else np.zeros(rows, dtype=np.int64)
         number = columns["streamId"].filled(-1) if "streamId" in columns else np.zeros(rows, dtype=np.int64)
         places, which = distinct_rows(device, process, context, number)
@@ -397,7 +397,7 @@ class _Builder:
             if key not in self.stream_index:
                 self.stream_index[key] = len(self.streams)
                 self.streams.append(key)
-        stream = _of_each([self.stream_index[t.Stream(*place)] for place in places])[which]
+        stream = _spread([self.stream_index[t.Stream(*place)] for place in places], which)
         return process, device, stream
 
     # --- strings ---------------------------------------------------------------------------------------------------
@@ -420,20 +420,22 @@ class _Builder:
         """Dense string indexes for a column of StringIds ids; -1 where NULL; a placeholder where the id is missing."""
         if column is None:
             return np.full(rows, -1, dtype=np.int64)
-        unique, which = distinct(column.values if column.valid is None else column.values[column.valid])
-        texts = self._fetch_strings(unique)
-        dense = np.empty(len(unique), dtype=np.int64)
-        for i, key in enumerate(unique.tolist()):
+        if column.valid is None:
+            return mapped(column.values, lambda ids: self._string_indexes(ids, what))
+        names = np.full(rows, -1, dtype=np.int64)
+        names[column.valid] = mapped(column.values[column.valid], lambda ids: self._string_indexes(ids, what))
+        return names
+
+    def _string_indexes(self, ids: list[int], what: str) -> list[int]:
+        texts = self._fetch_strings(_of_each(ids))
+        indexes = []
+        for key in ids:
             text = texts.get(key)
             if text is None:
                 self.missing_strings += 1
                 text = f"[{what} {key}]"
-            dense[i] = self.strings.add(text)
-        if column.valid is None:
-            return dense[which]
-        names = np.full(rows, -1, dtype=np.int64)
-        names[column.valid] = dense[which]
-        return names
+            indexes.append(self.strings.add(text))
+        return indexes
 
     # --- GPU tables ------------------------------------------------------------------------------------------------
 
@@ -444,6 +446,14 @@ class _Builder:
         start, end = columns["start"], columns["end"]
         s, e = start.values, end.values
         low, high = self.centre_ns - PLAUSIBLE_SPAN_NS, self.centre_ns + PLAUSIBLE_SPAN_NS
+        if start.valid is None and end.valid is None and len(s):
+            shortest, longest = _length_bounds(s, e)
+            if (
+                (low <= s.min() and s.max() <= high and e.max() <= high + DAY_NS)
+                and shortest >= (0 if zero_is_fine else 1)
+                and longest <= DAY_NS
+            ):
+                return start.is_valid()
         placed = start.is_valid() & end.is_valid() & (s >= low) & (s <= high) & (e <= high + DAY_NS)
         length = e - s
         usable = placed & (length >= (0 if zero_is_fine else 1)) & (length <= DAY_NS)
@@ -506,7 +516,7 @@ class _Builder:
         all_kept = bool(keep.all())
         if not all_kept:
             columns = {k: c.take(keep) for k, c in columns.items()}
-            process, device, stream = process[keep], device[keep], stream[keep]
+            process, device, stream = (t.taken(column, keep) for column in (process, device, stream))
         rows = len(process)
         correlation = _correlation(columns, rows)
         base = {
@@ -548,8 +558,10 @@ class _Builder:
         def product(axes: Sequence[str]) -> IntArray:
             if not all(a in columns for a in axes):
                 return np.full(rows, -1, dtype=np.int64)
-            x, y, z = (np.maximum(columns[a].filled(1), 1) for a in axes)
-            return np.asarray(x * y * z, dtype=np.int64)
+            sizes = (columns[a].filled(1) for a in axes)
+            # Constants are multiplied once.
+            x, y, z = (np.maximum(size[:1] if is_constant(size) else size, 1) for size in sizes)
+            return np.broadcast_to(np.asarray(x * y * z, dtype=np.int64), (rows,))
 
         return t.Table(
             "kernels",
@@ -661,7 +673,10 @@ class _Builder:
         if not parts:
             return None
         merged = {key: np.concatenate([p[key] for p in parts]) if len(parts) > 1 else parts[0][key] for key in parts[0]}
-        return t.Table("api_calls", merged).sorted_by("start")
+        calls = t.Table("api_calls", merged)
+        # The largest table: its columns are given up one by one while it is sorted.
+        del parts, merged
+        return calls.sort_by("start")
 
     def _api_part(self, table: str) -> dict[str, NDArray[Any]] | None:
         if not self.file.has(table, "start", "end", "nameId"):
@@ -673,8 +688,8 @@ class _Builder:
             columns = {k: c.take(keep) for k, c in columns.items()}
         rows = len(columns["start"].values)
         thread = self._thread(columns.get("globalTid"), rows)
-        of_thread = np.array([*self.thread_process, -1], dtype=np.int64)  # -1, no thread, finds the last one
-        process = of_thread[thread]
+        of_thread = [*self.thread_process, -1]  # -1, no thread, finds the last one
+        process = mapped(thread, lambda threads: [of_thread[i] for i in threads])
         return {
             "start": columns["start"].values,
             "end": columns["end"].values,
@@ -689,10 +704,16 @@ class _Builder:
 
     def _api_names(self, column: IntColumn, rows: int) -> IntArray:
         """Names without the version suffix (`cudaLaunchKernel_v7000`, `cudaGraphLaunch_v10000`)."""
-        raw = self._names(column, rows, "call")
-        unique, which = distinct(raw)
-        plain = self.strings.add_all(re.sub(r"_v\d+$", "", self.strings.values[i]) if i >= 0 else "" for i in unique)
-        return plain[which] if rows else raw
+        strings = self.strings
+
+        def plain(names: list[int]) -> list[int]:
+            used = sorted(set(names))
+            found = {i: strings.add(re.sub(r"_v\d+$", "", strings.values[i]) if i >= 0 else "") for i in used}
+            return [found[i] for i in names]
+
+        if column.valid is None:
+            return mapped(column.values, lambda ids: plain(self._string_indexes(ids, "call")))
+        return mapped(self._names(column, rows, "call"), plain)
 
     def _os_calls(self) -> t.Table | None:
         if not self.file.has("OSRT_API", "start", "end", "nameId"):
@@ -764,7 +785,7 @@ class _Builder:
                     "(binary payload extension incompatible). Update nsys or install an older `nvtx` package.",
                 )
             )
-        is_range = np.isin(columns["eventType"].values, (*_NVTX_PUSH_POP, *_NVTX_START_END))
+        is_range = _among(columns["eventType"].values, (*_NVTX_PUSH_POP, *_NVTX_START_END))
         if not is_range.all():
             columns = {k: c.take(is_range) for k, c in columns.items()}
             text_columns = {k: c.take(is_range) for k, c in text_columns.items()}
@@ -774,13 +795,13 @@ class _Builder:
             column = text_columns["text"]
             # Only the texts of ranges: marks and names of categories are none of the Trace's.
             used = distinct_values(column.codes[column.codes >= 0])
-            dense = np.full(len(column.values), -1, dtype=np.int64)
+            # -1, no text, finds the last one.
+            dense = np.full(len(column.values) + 1, -1, dtype=np.int64)
             dense[used] = self.strings.add_all(column.values[i] for i in used.tolist())
-            if len(used):
-                text = np.where(column.codes >= 0, dense[np.maximum(column.codes, 0)], -1)
+            text = dense[column.codes]
         if "textId" in columns:
             registered = self._names(columns["textId"], rows, "range")
-            text = np.where(text < 0, registered, text)
+            np.copyto(text, registered, where=text < 0)
         if "end" in columns:
             # A range that was never closed: it lasts to the end of what was recorded.
             starts, ends = columns["start"].values, columns["end"]
@@ -789,7 +810,10 @@ class _Builder:
         else:
             columns["end"] = columns["start"]
         keep = self._usable(columns, "ranges", zero_is_fine=True)
-        kind = np.where(np.isin(columns["eventType"].values, _NVTX_START_END), t.START_END, t.PUSH_POP)
+        kind = mapped(
+            columns["eventType"].values,
+            lambda types: [t.START_END if ty in _NVTX_START_END else t.PUSH_POP for ty in types],
+        )
         message = self._message_bytes(text, is_range)
         return (
             t.Table(
@@ -799,7 +823,7 @@ class _Builder:
                     "end": columns["end"].values,
                     "thread": self._thread(columns.get("globalTid"), rows),
                     "text": text,
-                    "kind": kind.astype(np.int64),
+                    "kind": kind,
                     "message_bytes": message,
                 },
             )
@@ -891,8 +915,8 @@ class _Builder:
         type_id, metric = columns["typeId"].values, columns["metricId"].values
         pairs, which = distinct_rows(type_id, metric)
         labels = [names.get((ty, m)) for ty, m in pairs]
-        name = _of_each([-1 if label is None else self.strings.add(label) for label in labels])[which]
-        device = _of_each([self._metric_device(ty) for ty, _ in pairs])[which]
+        name = _spread([-1 if label is None else self.strings.add(label) for label in labels], which)
+        device = _spread([self._metric_device(ty) for ty, _ in pairs], which)
         unnamed = int((name < 0).sum())
         if unnamed:
             self.problems.append(
@@ -1018,20 +1042,39 @@ _TABLES_WITH_TIMES = (
 )
 
 
-def _indexed(index: dict[int, int], values: IntArray, valid: BoolArray | None) -> IntArray:
-    """Dense indexes of ids, -1 where not valid; ids not seen before get the next ones, smallest id first."""
-    unique, which = distinct(values if valid is None else values[valid])
-    dense = _of_each([index.setdefault(i, len(index)) for i in unique.tolist()])
+def _indexed(index: dict[int, int], values: IntArray, valid: BoolArray | None, mask: int = -1) -> IntArray:
+    """Dense indexes of the ids' bits in ``mask`` (the high ones), -1 where not valid.
+
+    Ids not seen before get the next ones, smallest id first.
+    """
+
+    def dense(ids: list[int]) -> list[int]:
+        return [index.setdefault(i & mask, len(index)) for i in ids]
+
     if valid is None:
-        return dense[which]
+        return mapped(values, dense)
     found = np.full(len(values), -1, dtype=np.int64)
-    found[valid] = dense[which]
+    found[valid] = mapped(values[valid], dense)
     return found
+
+
+def _spread(values: list[int], which: IntArray) -> IntArray:
+    """The value of each row's distinct row."""
+    if len(which) and (is_constant(which) or len(set(values)) == 1):
+        return constant(values[int(which[0])], len(which))
+    return _of_each(values)[which]
 
 
 def _of_each(values: list[int]) -> IntArray:
     """A value per distinct row, to be spread over all rows."""
     return np.array(values, dtype=np.int64)
+
+
+def _among(values: IntArray, wanted: Sequence[int]) -> BoolArray:
+    """Which values are among a few."""
+    if is_constant(values):
+        return np.broadcast_to(np.bool_(int(values[0]) in wanted), values.shape)
+    return np.isin(values, wanted)
 
 
 def _translate(values: IntArray, mapping: dict[int, int], default: int, keep: IntArray | None = None) -> IntArray:
@@ -1048,11 +1091,23 @@ def _damage_words(error: Exception) -> str:
     return (words[0].strip() if words else "") or "malformed"
 
 
+def _length_bounds(starts: IntArray, ends: IntArray) -> tuple[int, int]:
+    """The shortest and the longest of one or more intervals."""
+    least, most = [], []
+    for i in range(0, len(starts), PIECE):
+        length = ends[i : i + PIECE] - starts[i : i + PIECE]
+        least.append(int(length.min()))
+        most.append(int(length.max()))
+    return min(least), max(most)
+
+
 def _correlation(columns: dict[str, IntColumn], rows: int) -> IntArray:
     """Correlation ids; -1 where there is none or where it is none of CUPTI's (unsigned 32 bits)."""
     if "correlationId" not in columns:
         return np.full(rows, -1, dtype=np.int64)
     ids = columns["correlationId"].filled(-1)
+    if ids.min(initial=-1) >= -1 and ids.max(initial=-1) < 2**32:
+        return ids
     return np.where((ids >= 0) & (ids < 2**32), ids, -1)
 
 
@@ -1060,6 +1115,8 @@ def _zero_as_none(column: IntColumn | None, rows: int) -> IntArray:
     if column is None:
         return np.full(rows, -1, dtype=np.int64)
     values = column.filled(-1)
+    if is_constant(values):
+        return constant(int(values[0]) or -1, rows)
     return np.where(values == 0, -1, values)
 
 

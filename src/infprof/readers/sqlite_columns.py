@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from infprof.readers.sqlite_pages import Pages, Texts, Unreadable
-from infprof.trace import BoolArray, FloatArray, IntArray
+from infprof.trace import BoolArray, FloatArray, IntArray, constant, is_constant, taken
 
 # What reading a damaged file raises; Python decodes SQLite's own messages strictly, and they may quote the damage.
 DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -36,13 +37,17 @@ class IntColumn:
 
     def filled(self, value: int) -> IntArray:
         """The values with NULLs replaced."""
-        return self.values if self.valid is None else np.where(self.valid, self.values, value)
+        if self.valid is None:
+            return self.values
+        if is_constant(self.valid) and not self.valid[0]:
+            return constant(value, len(self.values))
+        return np.where(self.valid, self.values, value)
 
     def take(self, rows: BoolArray) -> IntColumn:
-        return IntColumn(self.values[rows], None if self.valid is None else self.valid[rows])
+        return IntColumn(taken(self.values, rows), None if self.valid is None else taken(self.valid, rows))
 
     def is_valid(self) -> BoolArray:
-        return np.ones(len(self.values), dtype=np.bool_) if self.valid is None else self.valid
+        return _all_true(len(self.values)) if self.valid is None else self.valid
 
 
 @dataclass
@@ -124,19 +129,34 @@ class SqliteFile:
             raise Unreadable("not a plain table")
         order = self.tables[table]
         wanted = ([order.index(c) for c in names] for names in (ints, floats, texts))
-        chunks = list(self._pages.cells(self._roots[table], len(order), *wanted))
+        int_columns = [_IntFiller() for _ in ints]
+        text_columns = [_TextFiller() for _ in texts]
+        float_columns = [_Filler() for _ in floats]
+        odd_rows: list[IntArray] = []
+        rowids: list[int] = []
+        count = 0
+        for cells, left in self._pages.cells(self._roots[table], len(order), *wanted):
+            # About as many rows as the chunks to come will hold, if they are like this one.
+            capacity = count + cells.rows + int(cells.rows * left * 1.02)
+            for int_column, part in zip(int_columns, cells.ints, strict=True):
+                int_column.add(*part, capacity)
+            for text_column, text in zip(text_columns, cells.texts, strict=True):
+                text_column.add(text, capacity)
+            for float_column, values in zip(float_columns, cells.floats, strict=True):
+                float_column.add(values, capacity)
+            odd_rows.append(cells.odd + count)
+            rowids += cells.rowids
+            count += cells.rows
         read = Columns(
-            {name: _joined_ints([c.ints[i] for c in chunks]) for i, name in enumerate(ints)},
-            {name: _joined_texts([c.texts[i] for c in chunks]) for i, name in enumerate(texts)},
-            {name: np.concatenate([c.floats[i] for c in chunks]) for i, name in enumerate(floats)},
+            {name: column.column() for name, column in zip(ints, int_columns, strict=True)},
+            {name: column.column() for name, column in zip(texts, text_columns, strict=True)},
+            {name: column.column() for name, column in zip(floats, float_columns, strict=True)},
         )
-        first = np.cumsum([0, *(c.rows for c in chunks)]).tolist()
-        odd = np.concatenate([c.odd + f for c, f in zip(chunks, first, strict=False)])
-        if len(odd) > FEW_ODD_ROWS * first[-1]:
+        odd = np.concatenate(odd_rows)
+        if len(odd) > FEW_ODD_ROWS * count:
             raise Unreadable("few plain rows")
         if len(odd):
             sql = f"{_select([*ints, *texts, *floats], table)} WHERE rowid = ?"
-            rowids = [rowid for c in chunks for rowid in c.rowids]
             rows = [row for rowid in rowids for row in self._connection.execute(sql, (rowid,))]
             if len(rows) != len(odd):
                 raise Unreadable("rowids")
@@ -171,41 +191,105 @@ def _as_columns(
     )
 
 
-def _joined_ints(parts: list[tuple[IntArray, BoolArray | None]]) -> IntColumn:
-    values = np.concatenate([v for v, _ in parts])
-    if all(valid is None for _, valid in parts):
-        return IntColumn(values, None)
-    return IntColumn(values, np.concatenate([IntColumn(v, valid).is_valid() for v, valid in parts]))
+class _Filler:
+    """A column that grows chunk by chunk in one array; one of equal values stays a constant (see trace.py)."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._equal: NDArray[Any] | None = None  # the value of all rows so far
+        self._array: NDArray[Any] = np.empty(0)
+
+    def add(self, values: NDArray[Any], capacity: int) -> None:
+        """Append a chunk; ``capacity`` rows are expected in all, at least those until here."""
+        before, self._count = self._count, self._count + len(values)
+        if not len(values):
+            return
+        if is_constant(values) and (not before or (self._equal is not None and self._equal == values[0])):
+            self._equal = values[:1]
+            return
+        if self._equal is not None or not before:
+            self._array = np.empty(capacity, dtype=values.dtype)
+            if self._equal is not None:
+                self._array[:before] = self._equal
+                self._equal = None
+        elif self._count > len(self._array):
+            grown = np.empty(max(capacity, 5 * self._count // 4), dtype=values.dtype)
+            grown[:before] = self._array[:before]
+            self._array = grown
+        self._array[before : self._count] = values
+
+    def column(self) -> NDArray[Any]:
+        if self._equal is not None:
+            return np.broadcast_to(self._equal[0], (self._count,))
+        return self._array[: self._count]
 
 
-def _joined_texts(parts: list[Texts]) -> TextColumn:
+class _IntFiller:
+    """Integers and which of them are valid."""
+
+    def __init__(self) -> None:
+        self._values, self._valid = _Filler(), _Filler()
+        self._count = 0
+        self._some_invalid = False
+
+    def add(self, values: IntArray, valid: BoolArray | None, capacity: int) -> None:
+        self._values.add(values, capacity)
+        if valid is not None and not self._some_invalid:
+            self._some_invalid = True
+            self._valid.add(_all_true(self._count), capacity)
+        if self._some_invalid:
+            self._valid.add(_all_true(len(values)) if valid is None else valid, capacity)
+        self._count += len(values)
+
+    def column(self) -> IntColumn:
+        values = np.asarray(self._values.column(), dtype=np.int64)
+        return IntColumn(values, self._valid.column() if self._some_invalid else None)
+
+
+class _TextFiller:
     """One numbering of the texts of all chunks, by their hashes."""
-    index: dict[int, int] = {}
-    values: list[str] = []
-    codes = []
-    for part in parts:
+
+    def __init__(self) -> None:
+        self._codes = _Filler()
+        self._index: dict[int, int] = {}
+        self._values: list[str] = []
+
+    def add(self, part: Texts, capacity: int) -> None:
         for key, value in zip(part.hashes, part.values, strict=True):
-            if index.setdefault(key, len(values)) == len(values):
-                values.append(value.decode("utf-8", "replace"))
-        numbers = np.array([*(index[key] for key in part.hashes), -1], dtype=np.int64)
-        codes.append(numbers[part.codes])
-    return TextColumn(np.concatenate(codes), values)
+            if self._index.setdefault(key, len(self._values)) == len(self._values):
+                self._values.append(value.decode("utf-8", "replace"))
+        numbers = np.array([*(self._index[key] for key in part.hashes), -1], dtype=np.int64)
+        self._codes.add(numbers[part.codes], capacity)
+
+    def column(self) -> TextColumn:
+        return TextColumn(np.asarray(self._codes.column(), dtype=np.int64), self._values)
+
+
+def _all_true(count: int) -> BoolArray:
+    return np.broadcast_to(np.bool_(True), (count,))
 
 
 def _put(columns: Columns, at: IntArray, rows: Columns) -> None:
     """Write ``rows`` into the columns at these positions."""
     for name, ints in rows.ints.items():
         column = columns.ints[name]
+        column.values = _writable(column.values)
         column.values[at] = ints.values
-        valid = column.is_valid()
+        valid = _writable(column.is_valid())
         valid[at] = ints.is_valid()
         column.valid = None if valid.all() else valid
     for name, texts in rows.texts.items():
         known = columns.texts[name]
+        known.codes = _writable(known.codes)
         known.codes[at] = np.where(texts.codes >= 0, texts.codes + len(known.values), -1)
         known.values.extend(texts.values)
     for name, floats in rows.floats.items():
-        columns.floats[name][at] = floats
+        column_values = columns.floats[name] = _writable(columns.floats[name])
+        column_values[at] = floats
+
+
+def _writable(column: NDArray[Any]) -> NDArray[Any]:
+    return column if column.flags.writeable else column.copy()
 
 
 def _quoted(name: str) -> str:

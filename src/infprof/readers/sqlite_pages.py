@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from infprof.trace import BoolArray, FloatArray, IntArray
+from infprof.trace import BoolArray, FloatArray, IntArray, compact, constant
 
 HEADER_BYTES = 100
 LEAF, INTERIOR = 0x0D, 0x05
@@ -30,6 +30,8 @@ CHUNK_BYTES = 2 << 20
 MAX_DEPTH = 20
 
 Bytes = NDArray[np.uint8]
+# The types of a column's values: one for each row, or one for all.
+Kind = NDArray[np.uint8] | IntArray | np.uint8
 
 # By type code: how many bytes the value takes, and how far its eight bytes are shifted to leave the value alone.
 # 10 and 11 are reserved; 12 and above are blobs (even) and texts (odd).
@@ -62,6 +64,17 @@ class Texts:
     values: list[bytes]
 
 
+class _Records(NamedTuple):
+    """Per wanted column the types of the values and where they begin: places, and a distance for all from there.
+
+    ``odd`` marks the rows that SQLite must read.
+    """
+
+    kinds: dict[int, Kind]
+    places: dict[int, tuple[IntArray, int]]
+    odd: BoolArray
+
+
 class Pages:
     """The pages of one database file that nobody writes. Raises Unreadable where the file's header is unusual."""
 
@@ -83,15 +96,18 @@ class Pages:
 
     def cells(
         self, root: int, columns: int, ints: Sequence[int], floats: Sequence[int], texts: Sequence[int]
-    ) -> Iterator[Cells]:
+    ) -> Iterator[tuple[Cells, float]]:
         """The wanted columns, given by position, of the table of ``columns`` columns whose tree begins at page ``root``.
+
+        In chunks, each with how many more ones of its size follow.
 
         Raises Unreadable, also half-way, where a page, a cell or a record is not as it should be.
         """
         leaves = self._leaves(root)
         step = max(CHUNK_BYTES // self.page_bytes, 1)
         for i in range(0, len(leaves), step):
-            yield self._chunk(leaves[i : i + step], columns, ints, floats, texts)
+            pages = leaves[i : i + step]
+            yield self._chunk(pages, columns, ints, floats, texts), (len(leaves) - i) / len(pages) - 1
 
     # --- pages -----------------------------------------------------------------------------------------------------
 
@@ -137,23 +153,22 @@ class Pages:
         page, pointers = self._pointers(buffer, base, counts, 12)
         if len(pointers) and int(pointers.max()) > self._usable - 5:
             raise Unreadable("cell pointer")
-        below = _be32(buffer, base[page] + pointers)
+        below = _be32(buffer, page + pointers)
         ends = np.cumsum(counts)
         return np.insert(below, ends, _be32(buffer, base + 8))
 
     def _pointers(self, buffer: Bytes, base: IntArray, counts: IntArray, header: int) -> tuple[IntArray, IntArray]:
-        """Per cell: the page it is on (by position) and where on it the cell begins."""
+        """Per cell: where its page begins and where on it the cell begins."""
         if len(counts) and header + 2 * int(counts.max()) > self._usable:
             raise Unreadable("cell count")
-        page = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
         first = np.cumsum(counts) - counts
-        at = np.arange(len(page), dtype=np.int64) - first[page]
         # The array of pointers begins at an even byte.
-        places = (base[page] + header >> 1) + at
-        pointers = buffer[: len(buffer) & ~1].view("<u2").take(places).byteswap().astype(np.int64)
-        if (pointers < header + 2 * counts[page]).any():
+        places = np.repeat((base + header >> 1) - first, counts)
+        places += np.arange(len(places), dtype=np.int64)
+        pointers = buffer[: len(buffer) & ~1].view(">u2").take(places).astype(np.int64)
+        if (pointers < np.repeat(header + 2 * counts, counts)).any():
             raise Unreadable("cell pointer")
-        return page, pointers
+        return np.repeat(base, counts), pointers
 
     # --- cells -----------------------------------------------------------------------------------------------------
 
@@ -168,11 +183,45 @@ class Pages:
         if (buffer[base] != LEAF).any():
             raise Unreadable("page kind")
         page, pointers = self._pointers(buffer, base, _be16(buffer, base + 3), 8)
-        start = base[page] + pointers
-        limit = base[page] + self._usable
-        if (start + 4 > limit).any():
+        if len(pointers) and int(pointers.max()) + 4 > self._usable:
             raise Unreadable("cell pointer")
+        start = page + pointers
         # A cell: size of the record, rowid, record. A record: size of its header, a type for each column, the values.
+        wanted = {*ints, *floats, *texts}
+        records = self._uniform_records(buffer, words, start, pointers, columns, wanted)
+        if records is None:
+            records = self._any_records(buffer, start, page + self._usable, columns, wanted, len(buffer) - zeros)
+        kinds, places, odd = records
+        int_columns = []
+        for column in ints:
+            kind = kinds[column]
+            _mark(odd, (kind == _FLOAT) | (kind >= _RESERVED))
+            int_columns.append(_integers(buffer, words, kind, *places[column]))
+        float_columns = []
+        for column in floats:
+            kind = kinds[column]
+            _mark(odd, kind >= _RESERVED)
+            value, offset = places[column]
+            values, valid = _integers(buffer, words, kind, value, offset)
+            reals = values.astype(np.float64)
+            if np.any(is_float := kind == _FLOAT):
+                rows = np.flatnonzero(np.broadcast_to(is_float, len(start)))
+                reals[rows] = words[offset:][value[rows]].byteswap().view(np.float64)
+            if valid is not None:
+                reals[~valid] = np.nan
+            float_columns.append(reals)
+        for column in texts:
+            kind = kinds[column]
+            _mark(odd, (kind != _NULL) & ((kind < 13) | (kind % 2 == 0)))
+        text_columns = [_texts(buffer, words, kinds[c], *places[c], odd) for c in texts]
+        rows = np.flatnonzero(odd)
+        rowids = [_rowid(buffer, p) for p in start[rows].tolist()]
+        return Cells(len(start), int_columns, float_columns, text_columns, rows, rowids)
+
+    def _any_records(
+        self, buffer: Bytes, start: IntArray, limit: IntArray, columns: int, wanted: set[int], zeros_at: int
+    ) -> _Records:
+        """The records of cells of any kind. What cannot be read here is odd and reads as NULLs, from ``zeros_at`` on."""
         at = start.copy()
         payload = _varint(buffer, at)
         _skip_varint(buffer, at)
@@ -186,11 +235,10 @@ class Pages:
         # Fewer types than columns: the row is older than its table's last columns.
         odd = overflows | (header < columns + 1)
         value = record + header
-        at[odd] = value[odd] = len(buffer) - zeros
+        at[odd] = value[odd] = zeros_at
         types_end, record_end = value.copy(), np.where(odd, len(buffer), record + payload)
-        wanted = {*ints, *floats, *texts}
-        kinds: dict[int, Bytes | IntArray] = {}
-        places: dict[int, IntArray] = {}
+        kinds: dict[int, Kind] = {}
+        places: dict[int, tuple[IntArray, int]] = {}
         for column in range(max(wanted, default=-1) + 1):
             kind: Bytes | IntArray = buffer.take(at)
             low, high = (int(kind.min()), int(kind.max())) if len(kind) else (_NULL, _NULL)
@@ -202,29 +250,73 @@ class Pages:
                 kind = _varint(buffer, at)
                 width = np.where(kind < 128, _WIDTH[np.minimum(kind, 127)], (kind - 12) >> 1)
             if column in wanted:
-                kinds[column], places[column] = kind, value.copy()
+                kinds[column], places[column] = kind, (value.copy(), 0)
             value += width
         if ((value > record_end) | (at > types_end) & ~odd).any():
             raise Unreadable("record")
-        int_columns = []
-        for column in ints:
-            kind = kinds[column]
-            odd |= (kind == _FLOAT) | (kind >= _RESERVED)
-            int_columns.append(_integers(buffer, words, kind, places[column]))
-        float_columns = []
-        for column in floats:
-            kind = kinds[column]
-            odd |= kind >= _RESERVED
-            values, valid = _integers(buffer, words, kind, places[column])
-            reals = np.where(kind == _FLOAT, words[places[column]].byteswap().view(np.float64), values)
-            float_columns.append(reals if valid is None else np.where(valid, reals, np.nan))
-        for column in texts:
-            kind = kinds[column]
-            odd |= (kind != _NULL) & ((kind < 13) | (kind % 2 == 0))
-        text_columns = [_texts(buffer, words, kinds[c], places[c], odd) for c in texts]
-        rows = np.flatnonzero(odd)
-        rowids = [_rowid(buffer, p) for p in start[rows].tolist()]
-        return Cells(len(start), int_columns, float_columns, text_columns, rows, rowids)
+        return _Records(kinds, places, odd)
+
+    def _uniform_records(
+        self, buffer: Bytes, words: IntArray, start: IntArray, pointers: IntArray, columns: int, wanted: set[int]
+    ) -> _Records | None:
+        """The records of cells whose headers are alike: of equal lengths, every length and type a number of one byte.
+
+        Most chunks of long tables are: then few words per row say all that ``_any_records`` looks up byte by byte. None
+        where a chunk is not, or where anything in it needs a closer look.
+        """
+        if not len(start):
+            return None
+        # Of the first eight bytes of a cell the first is the record's size, the next ones are the rowid.
+        first = buffer[int(start[0]) :]
+        record = 1
+        while first[record] >= 128:
+            record += 1
+            if record > 6:
+                return None
+        record += 1
+        header = int(first[record])
+        if first[0] >= 128 or header != columns + 1:
+            return None
+        cell = words[start]
+        alike = (0x8080808080808080 & (1 << 8 * record) - 1) | 0xFF << 8 * record
+        if int(np.bitwise_or.reduce(cell ^ cell[0])) & alike:
+            return None
+        cell &= 0x7F
+        size = cell
+        if int((pointers + size).max()) + record > self._usable:
+            return None
+        types = record + 1
+        last = max(wanted, default=-1)
+        # The bits in which the types of any two rows differ.
+        varies = b""
+        for i in range(types, types + last + 1, 8):
+            word = words[i:][start]
+            varies += int(np.bitwise_or.reduce(word ^ word[0])).to_bytes(8, "little", signed=True)
+        kinds: dict[int, Kind] = {}
+        places: dict[int, tuple[IntArray, int]] = {}
+        # The next value begins ``offset`` behind ``value``: equal widths are added up once for all rows.
+        value, offset = start, record + header
+        for column in range(last + 1):
+            kind: Kind = first[types + column]
+            if kind >= 128 or varies[column] >= 128:
+                return None
+            if varies[column]:
+                kind = buffer[types + column :].take(start)
+            if column in wanted:
+                kinds[column], places[column] = kind, (value, offset)
+            if varies[column]:
+                value = value + _WIDTH.take(kind)
+            else:
+                offset += int(_WIDTH[kind])
+        if int((value - start - size).max()) + offset > record:
+            return None
+        return _Records(kinds, places, np.zeros(len(start), dtype=np.bool_))
+
+
+def _mark(odd: BoolArray, more: BoolArray | np.bool_) -> None:
+    """Add to the odd rows; one answer may stand for all."""
+    if np.any(more):
+        odd |= more
 
 
 def _be16(buffer: Bytes, at: IntArray) -> IntArray:
@@ -278,30 +370,35 @@ def _rowid(buffer: Bytes, at: int) -> int:
 
 
 def _integers(
-    buffer: Bytes, words: IntArray, kind: Bytes | IntArray, at: IntArray
+    buffer: Bytes, words: IntArray, kind: Kind, at: IntArray, offset: int
 ) -> tuple[IntArray, BoolArray | None]:
-    """The values of a column of integers, 0 where NULL, and which ones are valid; None where all are."""
-    low, high = (int(kind.min()), int(kind.max())) if len(kind) else (_ONE, _ONE)
+    """The values of a column of integers, 0 where NULL, and which ones are valid; None where all are.
+
+    Columns of one value are constants (see trace.py), as most ids are.
+    """
+    low, high = (int(kind.min()), int(kind.max())) if np.size(kind) else (_ONE, _ONE)
     if low == high and low in (_NULL, _ZERO, _ONE):
-        values = np.full(len(kind), int(low == _ONE), dtype=np.int64)
-    elif low == high == 1:
-        values = buffer.take(at).view(np.int8).astype(np.int64)
+        valid = np.broadcast_to(np.bool_(False), len(at)) if low == _NULL else None
+        return constant(int(low == _ONE), len(at)), valid
+    if low == high == 1:
+        values = buffer[offset:].take(at).view(np.int8).astype(np.int64)
     else:
-        values = words[at].byteswap()
+        values = words[offset:][at].byteswap(inplace=True)
         values >>= _SHIFT[low] if low == high else _SHIFT.take(kind, mode="clip")
         if low == _NULL or high >= _ZERO:
             values[(kind == _NULL) | (kind >= _ZERO)] = 0
             values[kind == _ONE] = 1
-    return values, kind != _NULL if low == _NULL else None
+    return compact(values), np.asarray(kind != _NULL) if low == _NULL else None
 
 
-def _texts(buffer: Bytes, words: IntArray, kind: Bytes | IntArray, at: IntArray, odd: BoolArray) -> Texts:
+def _texts(buffer: Bytes, words: IntArray, kind: Kind, at: IntArray, offset: int, odd: BoolArray) -> Texts:
     """Equal texts are found by a hash of 64 bits over their length and bytes."""
+    kind = np.broadcast_to(kind, len(at))
     codes = np.full(len(kind), -1, dtype=np.int64)
     rows = np.flatnonzero(~odd & (kind != _NULL))
     if not len(rows):
         return Texts(codes, [], [])
-    at = at[rows]
+    at = at[rows] + offset
     length = (kind[rows].astype(np.int64) - 13) >> 1
     mixed = length.astype(np.uint64)
     for i in range(0, int(length.max()), 8):
