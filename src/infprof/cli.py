@@ -62,7 +62,7 @@ OutputOption = Annotated[
 
 
 # Numbers of <malloc.h>.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def main() -> NoReturn:
@@ -466,6 +466,8 @@ def _prepare_for_arrays() -> None:
         return  # another C library
     mallopt(_M_MMAP_THRESHOLD, 32 << 20)
     mallopt(_M_TRIM_THRESHOLD, 512 << 20)
+    # In large steps, so that arrays lie in whole huge pages.
+    mallopt(_M_TOP_PAD, 64 << 20)
 
 
 def _print(diagnosis: Diagnosis, name: str) -> None:

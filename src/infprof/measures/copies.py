@@ -11,6 +11,7 @@ from infprof.measures import intervals as iv
 from infprof.measures import operations as op
 from infprof.measures.operations import Prepared
 from infprof.measures.slices import DeviceTime
+from infprof.quantiles import median
 from infprof.results import CopyRow, Measures
 from infprof.trace import BoolArray, IntArray
 
@@ -162,7 +163,7 @@ def add_copies(measures: Measures, copies: DeviceCopies, demand_ns: int, small_c
     measures.add("exposed_pageable_copy_ratio", _ratio(exposed_pageable, demand_ns) if known else None, "ratio")
     measures.add("exposed_other_copy_ns", exposed_host - exposed_pageable, "ns")
     measures.add("exposed_other_copy_ratio", _ratio(exposed_host - exposed_pageable, demand_ns), "ratio")
-    measures.add("host_copy_p50_bytes", int(np.median(copies.bytes[host])) if host.any() else None, "bytes")
+    measures.add("host_copy_p50_bytes", int(median(copies.bytes[host])) if host.any() else None, "bytes")
     measures.add("host_copy_exposed_p50_bytes", _weighted_median(copies.bytes, copies.exposed_each()), "bytes")
     small = host & (copies.bytes < small_copy_bytes)
     measures.add("small_copy_count", int(small.sum()), "count")

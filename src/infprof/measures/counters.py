@@ -11,6 +11,7 @@ from infprof.distinct import groups, turns
 from infprof.measures import intervals as iv
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
+from infprof.quantiles import median
 from infprof.results import Measures
 from infprof.trace import BoolArray, FloatArray, IntArray, picked
 
@@ -102,7 +103,7 @@ def _between(first: int, last: int, times: IntArray, values: FloatArray) -> tupl
 
 
 def _period(times: IntArray) -> int:
-    return int(np.median(np.diff(times))) if len(times) > 1 else 100_000
+    return int(median(np.diff(times))) if len(times) > 1 else 100_000
 
 
 def _share_covered(inside: Intervals, times: IntArray) -> FloatArray:

@@ -14,6 +14,7 @@ from infprof.measures import intervals as iv
 from infprof.measures.host_calls import retry_windows
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
+from infprof.quantiles import median
 from infprof.trace import MODULE_LOAD, PROFILER, IntArray, constant, picked
 
 # Labels of a stretch of a thread's time. OUTSIDE = in no recorded call: the program's own code. LONG_CUDA = another CUDA
@@ -166,9 +167,9 @@ class HostTimelines:
             return first
         ops = self._prepared.operations
         launch = picked(ops.launch, (ops.kind == 0) & (ops.launch >= 0))
-        median = float(np.median(table["end"][launch] - table["start"][launch]))
+        usual = median(table["end"][launch] - table["start"][launch])
         length = table["end"][first] - table["start"][first]
-        slow: IntArray = first[length > max(self._limits.first_launch_factor * median, 1)]
+        slow: IntArray = first[length > max(self._limits.first_launch_factor * usual, 1)]
         return slow
 
     def _timeline(self, thread: int) -> _Timeline:

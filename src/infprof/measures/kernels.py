@@ -9,6 +9,7 @@ from infprof.measures import intervals as iv
 from infprof.measures import operations as op
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
+from infprof.quantiles import median
 from infprof.results import KernelRow, Measures
 from infprof.trace import BoolArray, IntArray, picked
 
@@ -166,7 +167,7 @@ def add_kernels(
     measures.add("kernel_count", count, "count")
     measures.add("kernel_total_ns", total, "ns")
     measures.add("kernel_mean_ns", total / count if count else None, "ns")
-    measures.add("kernel_p50_ns", int(np.median(length)) if count else None, "ns")
+    measures.add("kernel_p50_ns", int(median(length)) if count else None, "ns")
     measures.add("kernel_concurrency", total / covered if covered else None, "ratio")
     measures.add("small_kernel_count", int(small.sum()), "count")
     measures.add("small_kernel_ratio", int(small.sum()) / count if count else None, "ratio")

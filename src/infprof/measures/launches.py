@@ -8,6 +8,7 @@ from infprof.distinct import first_of_each
 from infprof.measures import calls
 from infprof.measures import operations as op
 from infprof.measures.operations import Prepared
+from infprof.quantiles import median
 from infprof.results import Measures
 from infprof.trace import BoolArray, picked
 
@@ -72,4 +73,4 @@ def add_launches(measures: Measures, prepared: Prepared, rows: BoolArray) -> Non
 
 
 def _median(values: np.ndarray) -> int | None:
-    return int(np.median(values)) if len(values) else None
+    return int(median(values)) if len(values) else None

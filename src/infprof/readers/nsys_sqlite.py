@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from infprof import trace as t
 from infprof.distinct import PIECE, distinct_rows, distinct_values, mapped
 from infprof.errors import InfprofError
+from infprof.quantiles import median
 from infprof.readers.sqlite_columns import DAMAGE, IntColumn, SqliteFile, as_int
 from infprof.results import Problem
 from infprof.trace import BoolArray, FloatArray, IntArray, constant, is_constant
@@ -499,7 +500,7 @@ class _Builder:
                 rows = self.file.rows(f'SELECT start FROM "{table}" WHERE start IS NOT NULL LIMIT 1000')
                 times = [n for r in rows if (n := as_int(r[0])) is not None]
                 if times:
-                    votes.append(float(np.median(np.array(times, dtype=np.float64))))
+                    votes.append(median(np.array(times, dtype=np.float64)))
         support = [sum(abs(a - b) <= PLAUSIBLE_SPAN_NS for b in votes) for a in votes]
         # Within what leaves room for the span on both sides in int64.
         return int(np.clip(votes[support.index(max(support))], -(2.0**62), 2.0**62)) if votes else 0

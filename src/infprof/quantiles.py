@@ -1,0 +1,23 @@
+"""The median without ``np.median``, which loads NumPy's masked arrays first: a tenth of what a short run takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def median(values: NDArray[Any]) -> float:
+    """The middle value of a column of finite numbers, the mean of the two middle ones of an even count.
+
+    Raises ValueError for an empty column.
+    """
+    count = len(values)
+    if not count:
+        raise ValueError("nothing has no median")
+    high = count // 2
+    if count % 2:
+        return float(np.partition(values, high)[high])
+    middle = np.partition(values, (high - 1, high))[high - 1 : high + 1]
+    return float(np.mean(middle))
