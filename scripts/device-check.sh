@@ -1,113 +1,195 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU: what can infprof collect there? Installs into .venv, records a small GPU load with every
-# probe and prints what was seen, what was missing and why, and the diagnosis.
-# Usage: scripts/device-check.sh [FOLDER]    (results; default device-check-out)
-set -euo pipefail
-cd "$(dirname "$0")/.."
-out=${1:-device-check-out}
-mkdir -p "$out"
+# Checks infprof on a machine with an NVIDIA GPU: what doctor says there, and whether a program of known shape,
+# recorded with nsys, gets the diagnosis it must get. For a checkout; takes a few minutes at most; no network needed.
+#
+#   scripts/device-check.sh            results go to $OUT, default ./device-check-out
+#   NSYS=/path/to/nsys PYTHON=/path/to/python scripts/device-check.sh
+#
+# Every step is tried, whatever the others did. Ends with 0 when all worked, 1 when one failed, 4 when there is no GPU.
+set -uo pipefail
 
-step() { printf '\n== %s (after %d s)\n' "$*" "$SECONDS"; }
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(dirname "$here")
+out=${OUT:-./device-check-out}
+mkdir -p "$out" || exit 2
+out=$(cd "$out" && pwd)
+done_steps=0
+failed_steps=0
+export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH}
 
-step "install"
-[ -x .venv/bin/python ] || python3 -m venv .venv
-.venv/bin/pip install -q -e '.[dev]'
-PATH="$PWD/.venv/bin:$PATH"
-
-step "machine"
-nvidia-smi || echo "nvidia-smi does not run here"
-infprof doctor | tee "$out/doctor.txt"
-
-# A load that needs nothing but a compiler or PyTorch: matrix products and copies for half a minute.
-step "load"
-if command -v nvcc >/dev/null; then
-    cat >"$out/load.cu" <<'CUDA'
-#include <chrono>
-#include <cstdio>
-#include <vector>
-__global__ void work(float *data, int n, int rounds) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    float x = data[i];
-    for (int r = 0; r < rounds; ++r) x = x * 1.000001f + 0.5f;
-    data[i] = x;
+say() { echo "device-check: $*" | tee -a "$out/summary.txt"; }
+ok() {
+    done_steps=$((done_steps + 1))
+    say "ok: $*"
 }
-int main() {
-    const int n = 1 << 24;
-    std::vector<float> host(n, 1.0f);
-    float *device;
-    if (cudaMalloc(&device, n * sizeof(float)) != cudaSuccess) { puts("no GPU memory"); return 1; }
-    auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    puts("load is up"); fflush(stdout);
-    while (std::chrono::steady_clock::now() < end) {
-        cudaMemcpy(device, host.data(), n * sizeof(float), cudaMemcpyHostToDevice);
-        for (int k = 0; k < 20; ++k) work<<<n / 256, 256>>>(device, n, 200);
-        cudaDeviceSynchronize();
-    }
-    return 0;
+bad() {
+    failed_steps=$((failed_steps + 1))
+    say "failed: $*"
 }
-CUDA
-    nvcc -O2 -o "$out/load" "$out/load.cu"
-    load=("$out/load")
-elif python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-    cat >"$out/load.py" <<'PY'
-import time
-import torch
+: >"$out/summary.txt"
 
-a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-host = torch.randn(1 << 24)
-print("load is up", flush=True)
-end = time.monotonic() + 30
-while time.monotonic() < end:
-    host.cuda()
-    for _ in range(50):
-        a = torch.nn.functional.normalize(a @ a)
-    torch.cuda.synchronize()
-PY
-    load=(python3 "$out/load.py")
+# A Python that has what infprof imports; where none has, infprof's own steps are left out and said so.
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} "$root/.venv/bin/python" python3; do
+        if "$candidate" -c 'import numpy, typer, simpleeval, yaml' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+}
+python=$(find_python)
+plain_python=${python:-python3}
+infprof() { timeout 120 "$python" -c 'import sys; from infprof.cli import main; sys.exit(main())' "$@"; }
+
+# The newest nsys that can be found; Nsight Compute brings one too, which cannot always make a report.
+find_nsys() {
+    local candidate
+    for candidate in ${NSYS:+"$NSYS"} "$(command -v nsys || true)" \
+        /opt/nvidia/nsight-systems*/bin/nsys /opt/nvidia/nsight-systems*/*/bin/nsys /usr/local/cuda*/bin/nsys \
+        /opt/nsys*/bin/nsys /opt/nvidia/nsight-compute/*/host/target-linux-*/nsys; do
+        if [ -n "$candidate" ] && timeout 30 "$candidate" --version >/dev/null 2>&1; then
+            echo "$candidate"
+            return
+        fi
+    done
+}
+
+if [ -n "$python" ]; then
+    # Always exits with 0: it reports, it does not judge.
+    if infprof doctor --json >"$out/doctor.json" 2>"$out/doctor.err"; then ok "doctor, see doctor.json"; else
+        bad "doctor ended with $?: $(tail -n 1 "$out/doctor.err")"
+    fi
+    infprof doctor >"$out/doctor.txt" 2>&1 || true
 else
-    echo "Neither nvcc nor a PyTorch that sees a GPU: only the probes are tried, on an idle GPU."
-    load=(sh -c 'echo load is up; sleep 30')
+    bad "no Python here has infprof's dependencies (numpy, typer, simpleeval, pyyaml)"
+fi
+(nvidia-smi || true) >"$out/nvidia-smi.txt" 2>&1
+
+timeout 120 "$plain_python" "$here/cuda-probe.py" 20 >"$out/probe.json" 2>"$out/probe.err"
+case $? in
+    0) ok "CUDA program without a profiler: $(cat "$out/probe.json")" ;;
+    4)
+        say "$(cat "$out/probe.err")"
+        say "There is no usable NVIDIA GPU on this machine, so nothing was recorded. Run this where there is one."
+        exit 4
+        ;;
+    *) bad "CUDA program without a profiler: $(tail -n 1 "$out/probe.err")" ;;
+esac
+
+# record NAME OPTIONS…: the probe under nsys, its export, and the diagnosis of both.
+record() {
+    local name=$1
+    shift
+    rm -f "$out/$name".*
+    # The sampling options are off because nsys 2022.4 can hang with them.
+    timeout --kill-after=10 150 "$nsys" profile --trace=cuda,nvtx,osrt --sample=none --cpuctxsw=none "$@" \
+        --force-overwrite=true --output="$out/$name" "$plain_python" "$here/cuda-probe.py" 200 \
+        >"$out/$name.log" 2>&1
+    local code=$?
+    if [ ! -s "$out/$name.nsys-rep" ]; then
+        bad "$name: nsys ended with $code and left no report: $(grep -iE 'error|fail|illegal|perm' "$out/$name.log" | head -n 1)"
+        return
+    fi
+    ok "$name: recorded ($(du -h "$out/$name.nsys-rep" | cut -f 1), exit code $code)"
+    if ! timeout --kill-after=10 120 "$nsys" export --type=sqlite --force-overwrite=true \
+        --output="$out/$name.sqlite" "$out/$name.nsys-rep" >"$out/$name.export.log" 2>&1; then
+        bad "$name: export: $(tail -n 1 "$out/$name.export.log")"
+        return
+    fi
+    [ -n "$python" ] || return
+    infprof analyze "$out/$name.sqlite" >"$out/$name.txt" 2>"$out/$name.err"
+    code=$?
+    # 3 says that the trace is unusable, which is an answer, but not the one that this program must get.
+    if [ $code = 0 ]; then ok "$name: analyze"; else bad "$name: analyze ended with $code: $(tail -n 1 "$out/$name.err")"; fi
+    head -n 24 "$out/$name.txt"
+    infprof analyze --window full --json "$out/$name.sqlite" >"$out/$name.json" 2>>"$out/$name.err"
+    check_counts "$name"
+}
+
+# The diagnosis of the whole recording must count what the program says it did.
+check_counts() {
+    local answer
+    if answer=$("$python" - "$out/$1.json" "$out/$1.log" <<'PYTHON'
+import json, sys
+diagnosis = json.load(open(sys.argv[1]))
+with open(sys.argv[2], errors="replace") as log:
+    facts = next(json.loads(line[line.index("{"):]) for line in log if '"copies_each_way"' in line)
+devices = diagnosis["devices"]
+kernels = sum(d["kernels"]["count"] for d in devices)
+copies = {c["kind"]: c["count"] for d in devices for c in d["copies"]}
+exact = [sum(s["ns"] for s in d["slices"]) == diagnosis["window"]["duration_ns"] for d in devices]
+verdict = diagnosis["verdict"]
+print(f"verdict {verdict['class']}/{verdict['cause']}, rank {verdict['rank']}; kernels {kernels} of {facts['kernels']}; "
+      f"copies {copies} of {facts['copies_each_way']} each way; slices add up: {bool(exact) and all(exact)}")
+right = kernels == facts["kernels"] and all(copies.get(k, 0) >= facts["copies_each_way"] for k in ("h2d", "d2h"))
+sys.exit(0 if right and exact and all(exact) else 1)
+PYTHON
+    ); then ok "$1: $answer"; else bad "$1: the counts are not the program's: $answer"; fi
+}
+
+nsys=$(find_nsys)
+if [ -z "$nsys" ]; then
+    bad "no nsys here: nothing was recorded (set NSYS=/path/to/nsys)"
+else
+    say "using $("$nsys" --version 2>/dev/null | head -n 1) at $nsys"
+    record plain
+    # Later releases spell the option with an s.
+    metrics=$("$nsys" profile --help 2>/dev/null | grep -oE -- '--gpu-metrics-devices?=' | head -n 1)
+    if [ -n "$metrics" ]; then record counters "${metrics}all"; else say "this nsys has no GPU metrics option"; fi
 fi
 
-for backend in none auto; do
-    step "run --backend $backend"
-    rm -rf "$out/run-$backend"
-    code=0
-    infprof run --backend "$backend" -o "$out/run-$backend" --ready-log "load is up" --warmup 3s --duration 10s \
-        -- "${load[@]}" | tee "$out/run-$backend.txt" || code=$?
-    echo "exit code $code"
-done
-
-step "what the probes recorded"
-.venv/bin/python - "$out/run-none/telemetry.sqlite" <<'PY' | tee "$out/telemetry.txt"
-import sys
+# watch BACKEND: the probe under `infprof run`, for long enough that every probe has samples under load.
+watch() {
+    local bundle=$out/run-$1
+    rm -rf "$bundle"
+    local tool=()
+    [ "$1" = none ] || tool=(--nsys "$nsys")
+    infprof run --backend "$1" "${tool[@]}" -o "$bundle" -- "$plain_python" "$here/cuda-probe.py" 4000 \
+        >"$out/run-$1.txt" 2>"$out/run-$1.err"
+    local code=$?
+    if [ $code = 0 ]; then ok "run --backend $1"; else
+        bad "run --backend $1 ended with $code: $(tail -n 1 "$out/run-$1.err")"
+    fi
+    [ -s "$bundle/telemetry.sqlite" ] || return
+    local answer
+    if answer=$("$python" - "$bundle" 2>&1 >"$out/run-$1.signals.txt" <<'PYTHON'
+import json, sys
 from pathlib import Path
-
 from infprof.telemetry import read_telemetry
-
-telemetry = read_telemetry(Path(sys.argv[1]))
+bundle = Path(sys.argv[1])
+telemetry = read_telemetry(bundle / "telemetry.sqlite")
 for series in telemetry.all_series:
     if series.scope.startswith("gpu") and len(series.value):
         labels = " ".join(f"{k}={v}" for k, v in series.labels.items())
         low, mean, high = series.value.min(), series.value.mean(), series.value.max()
-        print(f"{series.signal:36s} {labels:24s} {len(series.value):5d} samples {low:14.6g} {mean:14.6g} {high:14.6g}")
+        print(f"{series.signal:36s} {labels:20s} {len(series.value):5d} samples {low:14.6g} {mean:14.6g} {high:14.6g}")
+for fact in telemetry.all_facts:
+    if fact.probe == "nvml":
+        print(f"fact {fact.name} {fact.scope}: {fact.value}")
 for row in telemetry.missing:
-    if row.probe in ("nvml", "amd"):
-        print(f"missing {row.signal}: {row.reason} ({row.code})")
-for event in telemetry.all_events:
-    if event.probe == "nvml":
-        print(f"event {event.kind}: {event.text}")
-PY
-
-step "what the probes cost"
-.venv/bin/python - "$out/run-none/manifest.json" <<'PY'
-import json
-import sys
-
-for probe in json.load(open(sys.argv[1]))["probes"]:
-    print(probe["name"], probe["state"], probe["reason"] or "")
+    if row.probe == "nvml":
+        print(f"missing {row.signal} {row.scope}: {row.reason} ({row.code})")
+probes = {p["name"]: p for p in json.load(open(bundle / "manifest.json"))["probes"]}
+for probe in probes.values():
     for name, task in probe["tasks"].items():
-        print(f"   {name:12s} {task['ticks']:5d} ticks {task['cpu_s']:8.3f} CPU s, longest {task['longest_s']:.3f} s, {task['errors']} errors")
-PY
-step "done"
+        print(f"cost {probe['name']} {name}: {task['ticks']} ticks, {task['cpu_s']:.3f} CPU s, longest "
+              f"{task['longest_s']:.3f} s, {task['errors']} errors {task.get('last_error', '')}")
+signals = {s.signal for s in telemetry.all_series if s.probe == "nvml" and len(s.value)}
+wanted = {"memory_used_bytes", "sm_clock_mhz", "temperature_celsius"}
+nvml = probes.get("nvml", {})
+print(f"nvml {nvml.get('state')}, {len(signals)} signals, {sum(r.probe == 'nvml' for r in telemetry.missing)} missing; "
+      f"GPM {'yes' if any(s.startswith('gpm_') for s in signals) else 'no'}", file=sys.stderr)
+failed = [t for t in nvml.get("tasks", {}).values() if t["errors"]]
+sys.exit(0 if nvml.get("state") == "ok" and wanted <= signals and not failed else 1)
+PYTHON
+    ); then ok "run --backend $1: $answer"; else bad "run --backend $1: $answer"; fi
+}
+
+if [ -n "$python" ]; then
+    watch none
+    [ -z "$nsys" ] || watch nsys
+fi
+
+say "$done_steps steps worked, $failed_steps failed; everything is in $out"
+[ "$failed_steps" = 0 ]
