@@ -567,9 +567,9 @@ class Session:
         if self._nsys is not None:
             self._export(self._nsys, self._reports)
 
-    def _lose_trace(self, code: str, sentence: str) -> None:
+    def _lose_trace(self, code: str, sentence: str, remedy: str | None = None) -> None:
         self._trace_lost = True
-        self.manifest.note(code, sentence)
+        self.manifest.note(code, sentence, remedy)
         self.progress.say(sentence)
 
     def _export(self, nsys: NsysBackend, reports: list[Path]) -> None:
@@ -583,7 +583,8 @@ class Session:
         self.manifest.files["reports"] = [self._inside(p) for p in reports]
         self.manifest.files["traces"] = [self._inside(p) for p in traces]
         if not reports and not self._trace_lost:
-            self._lose_trace("no-report", "nsys left no report: no timeline can be analysed.")
+            why = next((note for note in nsys.notes if note.code == "no-report"), None)
+            self._lose_trace(*(why or ("no-report", "nsys left no report: no timeline can be analysed.")))
 
     def _inside(self, path: Path) -> str:
         folder = self.bundle.folder.resolve()

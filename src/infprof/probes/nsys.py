@@ -312,7 +312,9 @@ class NsysBackend:
         text = "\n".join([*self._words, self._log_text()])
         before = len(self._reports)
         for path in nsys_messages.generated_paths(text):
-            self._take(path)
+            # Without its importer nsys lists the raw recording here.
+            if path.suffix != ".qdstrm":
+                self._take(path)
         for path in sorted(self.plan.folder.glob(f"{self._output.name}.*nsys-rep"), key=_natural):
             self._take(path) if nsys_messages.is_whole_report(path) else self._set_aside(path)
         self._save_streams(text)
@@ -455,9 +457,12 @@ def _find(machine: Machine, chosen: Path | None) -> tuple[Path, tuple[int, ...]]
     install = doctor._install_nsys(machine)
     if not found:
         raise Unavailable(f"There is no nsys on PATH or in its usual folders. Install it: {install}.")
-    if found[0].version is None:
+    working = [(tool.version, tool.path) for tool in found if tool.version is not None]
+    if not working:
         raise Unavailable(f"{machine.shown(found[0].path)} does not run. Install it again: {install}.")
-    return found[0].path, found[0].version
+    # Not the first on PATH: a distribution's own is years old, and old ones hang or lack their importer.
+    version, path = max(working)
+    return path, version
 
 
 def _ended_by_signal(code: int | None) -> Note | None:
