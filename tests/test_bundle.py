@@ -239,3 +239,31 @@ def test_the_manifest_keeps_its_version_and_order(tmp_path: Path) -> None:
     folder = Run(tmp_path / "b").finish(None, 1)
     data = json.loads((folder / "manifest.json").read_text())
     assert data["manifest_version"] == 1 and data["command"] == ["serve"] and data["state"] == "complete"
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["terminal", "markdown", "html"])
+def test_every_report_shows_the_main_figures_of_the_probes(tmp_path: Path, name: str) -> None:
+    from infprof.reports import render
+
+    run = Run(tmp_path / "b")
+    run.gauge(run.engine, "running_requests", lambda s: 4, "engine/0", SECONDS)
+    run.gauge(run.engine, "waiting_requests", lambda s: 2, "engine/0", SECONDS)
+    found = diagnose(run.finish(bursts(), SECONDS))
+    text = " ".join(render(name, found).split())
+    assert "Telemetry" in text and "running requests 4, at most 4" in text and "waiting 2, at most 2" in text
+    without = analyze_file(bursts().write(tmp_path / "trace.sqlite"), Options(window="full"))
+    assert "Telemetry" not in render(name, without)
+
+
+@pytest.mark.parametrize("name", ["terminal", "markdown", "html"])
+def test_a_run_without_a_timeline_does_not_call_its_telemetry_unusable(tmp_path: Path, name: str) -> None:
+    from infprof.reports import render
+
+    run = Run(tmp_path / "b")
+    run.gauge(run.engine, "running_requests", lambda s: 4, "engine/0", SECONDS)
+    text = render(name, diagnose(run.finish(None, SECONDS)))
+    assert "No GPU timeline: telemetry only" in text and "Unusable" not in text
+    assert "telemetry (rank C)" in text

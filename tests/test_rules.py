@@ -735,3 +735,9 @@ def test_the_list_has_a_line_for_each_rule() -> None:
 def test_the_list_names_broken_files(tmp_path: Path) -> None:
     path = write(tmp_path, why="")
     assert f"broken: {path}, line 1: the section `why` is missing" in rules.list_rules(load(tmp_path))
+
+
+def test_an_alias_that_refers_to_itself_is_a_broken_file(tmp_path: Path) -> None:
+    (tmp_path / "loop.yaml").write_text("id: &a [*a]\n")
+    (broken,) = rules.load([tmp_path]).broken
+    assert "refers to itself" in str(broken)

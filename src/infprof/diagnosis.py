@@ -406,7 +406,9 @@ class _Analysis:
             low, high = self.trace.telemetry_window or (0, 0)
             window = Window(low, high, "the capture, by telemetry")
         stating = self.rules.stating(verdict.cls, verdict.cause)
-        if stating is not None:
+        # Who chose to record no timeline need not be told how to record one.
+        chosen = verdict.cls == "unusable" and self.trace.provenance.tool == "infprof"
+        if stating is not None and not chosen:
             verdict.rule, verdict.remedies = stating.id, list(stating.remedies)
         self._note_problems([], None)
         return Diagnosis(

@@ -127,7 +127,7 @@ def render(diagnosis: Diagnosis, options: HtmlOptions | None = None) -> str:
     plotly, plotly_hash = _plotly() if charts else ("", "")
     page = environment.get_template("html.j2").render(
         d=diagnosis,
-        title=labels.verdict_title(diagnosis.verdict),
+        title=labels.diagnosis_title(diagnosis),
         charts=charts,
         plotly=plotly,
         style=_resource("html.css"),
@@ -222,7 +222,7 @@ def _answer(diagnosis: Diagnosis) -> dict[str, Any]:
     legend = {segment.key: segment for bar in bars for segment in bar.segments}
     return {
         "confidence": labels.confidence_words(verdict.confidence),
-        "evidence": labels.rank_words(verdict.rank),
+        "evidence": labels.rank_words(verdict.rank, labels.without_timeline(diagnosis)),
         "verdict_remedies": _by_stack(fmt.verdict_remedies(diagnosis)),
         "repeated_in": _repeating_finding(diagnosis),
         "second": labels.second_title(verdict.second) if verdict.second else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from infprof.results import Verdict
+from infprof.results import Diagnosis, Verdict
 
 
 class SliceStyle(NamedTuple):
@@ -139,6 +139,18 @@ def verdict_title(verdict: Verdict) -> str:
     return f"{title}: {detail}" if detail else title
 
 
+def diagnosis_title(diagnosis: Diagnosis) -> str:
+    """The heading of a whole diagnosis: its verdict, or that there is telemetry and nothing else."""
+    if without_timeline(diagnosis) and diagnosis.verdict.cls == "unusable":
+        return "No GPU timeline: telemetry only"
+    return verdict_title(diagnosis.verdict)
+
+
+def without_timeline(diagnosis: Diagnosis) -> bool:
+    """Whether everything that is known comes from telemetry."""
+    return diagnosis.has_telemetry and not diagnosis.devices
+
+
 def second_title(second: str) -> str:
     """The class of the rest (``scheduling-bubble`` or ``scheduling-bubble/launch``) as a heading is written."""
     cls, _, cause = second.partition("/")
@@ -152,7 +164,7 @@ def confidence_words(confidence: float) -> str:
     return f"{word} ({confidence:.2f})"
 
 
-def rank_words(rank: str) -> str:
+def rank_words(rank: str, telemetry_only: bool = False) -> str:
     """The evidence rank in words, with its letter: ``measured by hardware counters (rank A)``."""
-    words = RANKS.get(rank)
+    words = "telemetry" if telemetry_only and rank == "C" else RANKS.get(rank)
     return f"{words} (rank {rank})" if words else f"rank {rank}"

@@ -80,10 +80,12 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]], right_from: int
 def _verdict(diagnosis: Diagnosis) -> list[str]:
     verdict = diagnosis.verdict
     confidence = labels.confidence_words(verdict.confidence)
-    blocks = [f"## {escape(labels.verdict_title(verdict))}", prose(verdict.sentence)]
+    blocks = [f"## {escape(labels.diagnosis_title(diagnosis))}", prose(verdict.sentence)]
     if verdict.second:
         blocks.append(f"The rest of the time: {escape(labels.second_title(verdict.second))}.")
-    blocks.append(f"Confidence {confidence}; evidence: {escape(labels.rank_words(verdict.rank))}.")
+    blocks.append(
+        f"Confidence {confidence}; evidence: {escape(labels.rank_words(verdict.rank, labels.without_timeline(diagnosis)))}."
+    )
     if verdict.why_not:
         blocks.append(f"**Missing:** {prose(verdict.why_not)}")
     remedies = fmt.verdict_remedies(diagnosis)

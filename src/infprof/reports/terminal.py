@@ -97,12 +97,13 @@ def render(diagnosis: Diagnosis, options: TerminalOptions | None = None) -> str:
 
 def _verdict(console: Console, diagnosis: Diagnosis, options: TerminalOptions) -> None:
     verdict = diagnosis.verdict
-    console.print(_text(labels.verdict_title(verdict), "bold"))
+    console.print(_text(labels.diagnosis_title(diagnosis), "bold"))
     _line(console, fmt.plain_prose(verdict.sentence))
     if verdict.second:
         _line(console, f"The rest of the time: {fmt.clean(labels.second_title(verdict.second))}.")
     confidence = labels.confidence_words(verdict.confidence)
-    _line(console, f"Confidence {confidence}; evidence: {labels.rank_words(verdict.rank)}.", style="dim")
+    rank = labels.rank_words(verdict.rank, labels.without_timeline(diagnosis))
+    _line(console, f"Confidence {confidence}; evidence: {rank}.", style="dim")
     if verdict.why_not:
         _field(console, "missing", [fmt.plain_prose(verdict.why_not)], indent=2)
 

@@ -150,14 +150,15 @@ def _parse_yaml(path: Path, lines: dict[tuple[str | int, ...], int]) -> dict[str
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
             raise _Bad((), "expected a rule: lines of the form `key: value`")
-        _note_lines(node, (), lines)
-        data: dict[str, Any] = loader.construct_document(node)
+        data: dict[str, Any] = _plain(loader, node, (), lines)
         return data
     except yaml.MarkedYAMLError as error:
         # A quote that is never closed is noticed at the end of the file, and meant where it begins.
         mark = error.context_mark if "quoted" in str(error.context) else error.problem_mark
         lines[()] = mark.line + 1 if mark else 1
         raise _Bad((), f"not YAML: {error.problem}") from None
+    except RecursionError:
+        raise _Bad((), "an alias in it refers to itself") from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise _Bad((), f"cannot be read: {' '.join(str(error).split())}") from None
     finally:
@@ -165,19 +166,28 @@ def _parse_yaml(path: Path, lines: dict[tuple[str | int, ...], int]) -> dict[str
             loader.dispose()
 
 
-def _note_lines(node: yaml.Node, place: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int]) -> None:
+def _plain(loader: Any, node: yaml.Node, place: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int]) -> Any:
+    """A node as plain data, its line and those below it noted on the way: one walk instead of PyYAML's own and ours."""
     lines.setdefault(place, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
+        data = {}
         for key, value in node.value:
             here = (*place, str(key.value))
             twice = here in lines
             lines[here] = key.start_mark.line + 1
             if twice:
                 raise _Bad(here, f"`{key.value}` is given twice")
-            _note_lines(value, here, lines)
-    elif isinstance(node, yaml.SequenceNode):
-        for number, item in enumerate(node.value):
-            _note_lines(item, (*place, number), lines)
+            if not isinstance(key, yaml.ScalarNode):
+                raise _Bad(here, "a key must be a word")
+            data[_scalar(loader, key)] = _plain(loader, value, here, lines)
+        return data
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(loader, item, (*place, number), lines) for number, item in enumerate(node.value)]
+    return _scalar(loader, node)
+
+
+def _scalar(loader: Any, node: yaml.Node) -> Any:
+    return node.value if node.tag == "tag:yaml.org,2002:str" else loader.construct_object(node)
 
 
 def _line(lines: Mapping[tuple[str | int, ...], int], place: tuple[str | int, ...]) -> int:
