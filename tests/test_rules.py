@@ -739,5 +739,5 @@ def test_the_list_names_broken_files(tmp_path: Path) -> None:
 
 def test_an_alias_that_refers_to_itself_is_a_broken_file(tmp_path: Path) -> None:
     (tmp_path / "loop.yaml").write_text("id: &a [*a]\n")
-    (broken,) = rules.load([tmp_path]).broken
+    (broken,) = rules.load([rules_dir(), tmp_path]).broken
     assert "refers to itself" in str(broken)
