@@ -1,4 +1,4 @@
-"""What the host, network and serving probes cost, on a real target of 200 threads.
+"""What the host, network and serving probes cost, on a real target of 200 threads that serves metrics.
 
     python benchmarks/probe_overhead.py [--seconds 30] [--limit-ratio 0.01]
 
@@ -27,9 +27,10 @@ from infprof.probes.runner import ProbeReport, ProbeRunner
 PROBES = ("host", "network", "serving")
 FLUSH_S = 1.0
 
-# 200 threads as in a server: most wait for ever, some wake 20 times a second, two work in short bursts.
+# 200 threads as in a server: most wait for ever, some wake 20 times a second, two work in short bursts. It serves metrics
+# under vLLM's names, about as many and as long as vLLM's own (50 KB), of which the counters move at each read.
 TARGET = """
-import threading, time
+import http.server, json, threading, time
 def wake(period_s, loops):
     while True:
         time.sleep(period_s)
@@ -40,6 +41,45 @@ for _ in range(18):
     threading.Thread(target=wake, args=(0.05, 100), daemon=True).start()
 for _ in range(2):
     threading.Thread(target=wake, args=(0.005, 20_000), daemon=True).start()
+HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds",
+              "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
+              "iteration_tokens_total", "request_prompt_tokens", "request_generation_tokens", "request_params_n"]
+def metrics(n):
+    label = 'engine="0",model_name="a-model-with-a-usual-name"'
+    lines = []
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        lines += [f"# HELP vllm:{name} A gauge.", f"# TYPE vllm:{name} gauge", f"vllm:{name}{{{label}}} {n % 7}"]
+    for name in ("prompt_tokens", "generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits"):
+        lines += [f"# HELP vllm:{name}_total A counter.", f"# TYPE vllm:{name}_total counter",
+                  f"vllm:{name}_total{{{label}}} {n * 100}"]
+    for name in HISTOGRAMS:
+        lines += [f"# HELP vllm:{name} A histogram.", f"# TYPE vllm:{name} histogram"]
+        lines += [f'vllm:{name}_bucket{{{label},le="{bound}"}} {n * (bound + 1)}' for bound in range(22)]
+        lines += [f'vllm:{name}_bucket{{{label},le="+Inf"}} {n * 30}', f"vllm:{name}_count{{{label}}} {n * 30}",
+                  f"vllm:{name}_sum{{{label}}} {n * 3.5}"]
+    for number in range(300):
+        lines.append(f'http_requests_total{{handler="/v1/completions",method="POST",status="2xx",shard="{number}"}} {n}')
+    return "\\n".join(lines) + "\\n"
+class Server(http.server.BaseHTTPRequestHandler):
+    reads = 0
+    def do_GET(self):
+        if self.path == "/metrics":
+            Server.reads += 1
+            body, kind = metrics(Server.reads), "text/plain"
+        elif self.path == "/v1/models":
+            body, kind = json.dumps({"object": "list", "data": [{"id": "m", "owned_by": "vllm"}]}), "application/json"
+        else:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+    def log_message(self, *words):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+threading.Thread(target=server.serve_forever, daemon=True).start()
 print("ready", flush=True)
 time.sleep(3600)
 """
