@@ -141,6 +141,16 @@ def test_what_is_no_export_ends_in_one_sentence(kind: str, tmp_path: Path) -> No
     assert words in refused(path)
 
 
+@pytest.mark.parametrize("missing", [1, 37, 4095])
+def test_a_file_cut_inside_its_last_page_is_read_and_said(tmp_path: Path, missing: int) -> None:
+    """SQLite itself reads such a page as if zeros followed."""
+    path = tmp_path / "trace.sqlite"
+    path.write_bytes(RAW[:-missing])
+    (said,) = [p.message for p in diagnosed(path).problems if p.code == "cut-short"]
+    assert f"last {missing:,} bytes are missing" in said
+    assert "cut-short" not in {p.code for p in read(SAMPLE).problems}
+
+
 @pytest.mark.parametrize("kind", ["empty", "random bytes", "cut in a table", "a gzip that does not unpack", None])
 def test_the_command_line_ends_with_that_sentence(kind: str | None, tmp_path: Path) -> None:
     path = tmp_path / "trace.sqlite"

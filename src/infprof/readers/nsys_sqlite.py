@@ -1009,6 +1009,14 @@ class _Builder:
         return [(levels.get(s, "info"), str(text)) for s, text in rows if text]
 
     def _note_damage(self) -> None:
+        if self.file.missing_bytes:
+            self.problems.append(
+                Problem(
+                    "cut-short",
+                    f"The file is cut short: its last {self.file.missing_bytes:,} bytes are missing, a copy or an export "
+                    "that did not finish. Figures cover what was read; export the report again.",
+                )
+            )
         for table, rows in self.file.damaged.items():
             self.problems.append(
                 Problem(

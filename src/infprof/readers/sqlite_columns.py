@@ -69,8 +69,27 @@ class Columns(NamedTuple):
     floats: dict[str, FloatArray]  # NaN where NULL
 
 
+def _missing_bytes(path: Path) -> int:
+    """How much shorter the file is than its pages, by its own header (sqlite.org/fileformat2.html, 1.3); 0 = whole.
+
+    SQLite reads a last page that is cut as if zeros followed, so nothing else would tell.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(100)
+    page = int.from_bytes(head[16:18], "big")
+    page = 65536 if page == 1 else page
+    if page < 512:
+        return 0
+    pages = -(-size // page)
+    # The header's page count is valid only where it was written with the last change.
+    if head[24:28] == head[92:96]:
+        pages = max(pages, int.from_bytes(head[28:32], "big"))
+    return pages * page - size
+
+
 class SqliteFile:
-    """One database that nobody writes."""
+    """One database that nobody writes. ``missing_bytes``: how much of its end is not there."""
 
     def __init__(self, path: Path) -> None:
         # mode=ro alone would still want a lock and, for WAL files, a -shm beside the file.
@@ -89,6 +108,7 @@ class SqliteFile:
             # Generated columns are hidden, and a column of that type as key is the rowid: records do not hold them.
             if isinstance(root, int) and not any(c[6] or (c[5] and str(c[2]).upper() == "INTEGER") for c in columns):
                 self._roots[name] = root
+        self.missing_bytes = _missing_bytes(path)
         self._pages: Pages | None = None
         with suppress(Unreadable):
             self._pages = Pages(path)
