@@ -76,7 +76,7 @@ def test_without_samples_every_measure_says_why_it_has_no_value(gpu: str | None)
     assert len(GPU_MEASURES) > 50 and {m.name for m in measures} == GPU_MEASURES
     assert all(m.value is None and m.source and m.unit == MEASURES[m.name].unit for m in measures)
     if gpu is None:
-        assert {m.source for m in measures} == {"not joined to a GPU of NVML"}
+        assert {m.source for m in measures} == {"no GPU was watched"}
 
 
 def test_the_source_of_an_absent_value_is_the_probes_reason() -> None:
