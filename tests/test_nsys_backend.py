@@ -603,12 +603,14 @@ def test_streams_that_nsys_does_not_hand_on_end_the_attempt_before_the_program_r
     assert not (place / "ran").exists()
 
 
+# Not one long sleep or pause: a signal just before it would be seen only at its end.
 DRIVER = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
+TARGET = "import time; print('up', flush=True)\\nwhile True: time.sleep(0.05)"
 from infprof.probes.nsys import CapturePlan, NsysBackend
 backend = NsysBackend(CapturePlan(Path(sys.argv[1])), nsys=Path(sys.argv[2]))
-backend.launch([sys.executable, "-S", "-c", "import signal; print('up', flush=True); signal.pause()"], os.environ)
+backend.launch([sys.executable, "-S", "-c", TARGET], os.environ)
 def interrupted(*_):
     os.kill(backend.target_pid(), signal.SIGINT)
     print(len(backend.finish(30)), backend.target_exit_code(), flush=True)
@@ -616,7 +618,7 @@ def interrupted(*_):
     sys.exit()
 signal.signal(signal.SIGINT, interrupted)
 print('up', flush=True)
-signal.pause()
+while True: time.sleep(0.05)
 """
 
 

@@ -171,7 +171,8 @@ def test_ctrl_c_ends_the_capture_and_keeps_everything(program: Callable[[str], l
             sys.exit(0)
         signal.signal(signal.SIGINT, end)
         print("up", flush=True)
-        time.sleep(600)
+        # Not one long sleep: a signal just before it would be seen only at its end.
+        while True: time.sleep(0.05)
     """
     command = [*INFPROF, "run", *PLAIN, "-o", str(tmp_path / "b"), "--", *program(text)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -192,7 +193,7 @@ def test_a_second_ctrl_c_kills(program: Callable[[str], list[str]], tmp_path: Pa
         for s in (signal.SIGINT, signal.SIGTERM):
             signal.signal(s, lambda *_: print("no", flush=True))
         print("up", flush=True)
-        while True: time.sleep(600)
+        while True: time.sleep(0.05)
     """
     command = [*INFPROF, "run", *PLAIN, "-o", str(tmp_path / "b"), "--", *program(text)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
