@@ -154,6 +154,36 @@ def test_a_running_process_is_observed_and_left_alone(program: Callable[[str], l
     assert manifest(tmp_path / "b")["target"]["ended"] == "still running"
 
 
+def test_a_process_that_somebody_else_started_is_never_killed(
+    program: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    """Neither by Ctrl-C twice, nor what it leaves when it ends by itself."""
+    text = """
+        import subprocess, sys
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        print(child.pid, flush=True)
+        sys.stdin.read()
+    """
+    command = program(text)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None and server.stdout is not None
+        child = psutil.Process(int(server.stdout.readline()))
+        words = [*INFPROF, "run", "--probes", "host", "--pid", str(server.pid)]
+        with subprocess.Popen([*words, "-o", str(tmp_path / "a")], stderr=subprocess.PIPE, text=True) as observer:
+            until(lambda: (tmp_path / "a" / "telemetry.sqlite").exists())
+            for _ in range(2):
+                observer.send_signal(signal.SIGINT)
+            observer.communicate(timeout=PATIENCE_S)
+        assert server.poll() is None and child.is_running()
+        with subprocess.Popen([*words, "-o", str(tmp_path / "b")], stderr=subprocess.PIPE, text=True) as observer:
+            until(lambda: (tmp_path / "b" / "telemetry.sqlite").exists())
+            server.stdin.close()
+            observer.communicate(timeout=PATIENCE_S)
+        assert observer.returncode == 0
+        assert child.is_running()
+        child.kill()
+
+
 def test_a_pid_that_does_not_exist(tmp_path: Path) -> None:
     done = run("--probes", "", "-o", str(tmp_path / "b"), "--pid", "99999999")
     assert done.returncode == 2 and "no such process" in done.stderr

@@ -50,8 +50,9 @@ _TICK_S = 0.2
 _FLUSH_S = 1.0
 # How long a program may take to end after it was asked to: servers finish requests first.
 END_PATIENCE_S = 20.0
-# How long nsys may take to write a report.
+# How long nsys may take to write a report, and after the user has given it up.
 _REPORT_LIMIT_S = 300.0
+_ABANDONED_LIMIT_S = 5.0
 _DEFAULT_WARMUP_S = 5.0
 # Under this the telemetry alone may fill the disk during a run.
 _LEAST_FREE_BYTES = 64 << 20
@@ -153,6 +154,7 @@ class Session:
         self._load_result: LoadResult | None = None
         self._load_error: str | None = None
         self._reports: list[Path] = []
+        self._report_limit_s = _REPORT_LIMIT_S
         self._trace_lost = False
         self._disk_full = False
         self._ended_by_itself = False
@@ -189,6 +191,8 @@ class Session:
             try:
                 self._observe(probes, load)
             finally:
+                # From here on it takes a moment, and must not be left half done.
+                self.interrupts.on_second = lambda: None
                 self._clean_up()
         self._write_manifest()
         self.progress.done()
@@ -221,6 +225,7 @@ class Session:
             except _Abandoned:
                 self._trace_lost = self._nsys is not None
                 self.manifest.note("abandoned", "Interrupted a second time: what was not yet written is lost.")
+                self._report_limit_s = _ABANDONED_LIMIT_S
                 self._runner.stop()
                 self._end_target()
 
@@ -325,9 +330,11 @@ class Session:
         return Target(process.pid if pid is None else pid, process, nsys.target_exit_code)
 
     def _kill_now(self) -> None:
-        self.progress.say("killing the program.")
         self._load_stop.set()
-        self.target.kill_all()
+        # A program that somebody else started is not ours to kill.
+        if self.options.pid is None:
+            self.progress.say("killing the program.")
+            self.target.kill_all()
         if self._ending:
             raise _Abandoned
 
@@ -504,7 +511,7 @@ class Session:
             return
         self.progress.status("waiting for nsys to write the report")
         try:
-            self._reports = self._nsys.stop(_REPORT_LIMIT_S)
+            self._reports = self._nsys.stop(self._report_limit_s)
         except InfprofError as error:
             self._lose_trace("capture-not-stopped", str(error))
 
@@ -559,7 +566,7 @@ class Session:
             return
         self.progress.status("waiting for nsys to write the report")
         try:
-            self._reports = self._nsys.finish(_REPORT_LIMIT_S)
+            self._reports = self._nsys.finish(self._report_limit_s)
         except InfprofError as error:
             self._lose_trace("trace-lost", str(error))
 
@@ -599,7 +606,7 @@ class Session:
             for note in nsys.notes:
                 self.manifest.note(*note)
         target = getattr(self, "target", None)
-        if target is not None and not self._kept():
+        if target is not None and self.options.pid is None and not self._kept():
             rest = {p.pid: p for p in (*target.leftovers(), *own_leftovers(self._children_before))}
             if rest:
                 count = end_processes(rest.values(), 3.0)

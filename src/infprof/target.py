@@ -123,8 +123,10 @@ class Target:
 
     def signal(self, number: int) -> None:
         """Send a signal to the program, as its terminal or its supervisor would."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.root_pid, number)
+        # psutil makes sure that the number still means the same process.
+        with contextlib.suppress(psutil.Error):
+            if self._root is not None:
+                self._root.send_signal(number)
 
     def end(self, first: int, patience_s: float) -> str:
         """End the program: ``first``, then SIGTERM, then SIGKILL for all; gives the name of what it took."""
