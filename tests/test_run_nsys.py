@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -190,3 +191,43 @@ def test_a_bundle_named_by_a_relative_path_holds_its_report(
     files = manifest(tmp_path / "here")["files"]
     assert files["reports"] == ["trace/capture.nsys-rep"] and files["traces"] == ["trace/capture.sqlite"]
     assert "report-elsewhere" not in codes(tmp_path / "here")
+
+
+ENGINE = """
+    import http.server, sys
+    class Engine(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.answer(200)
+        def do_POST(self):
+            with open(sys.argv[2], "a") as log:
+                print(self.path, file=log)
+            self.answer(int(sys.argv[3]))
+        def answer(self, status):
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        def log_message(self, *words):
+            pass
+    server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Engine)
+    server.serve_forever()
+"""
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_the_engines_own_profile_endpoint_opens_and_closes_the_capture(
+    program: Callable[[str], list[str]], tmp_path: Path, status: int
+) -> None:
+    if not REAL["2023.4"].exists():
+        pytest.skip("nsys 2023.4 is not installed (scripts/install-nsys.sh)")
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = str(unused.getsockname()[1])
+    log = tmp_path / "asked"
+    done = run(
+        "--nsys", str(REAL["2023.4"]), "-o", str(tmp_path / "b"), "--capture", "cuda-profiler-api", "--probes", "",
+        "--ready-url", f"http://127.0.0.1:{port}/health", "--duration", "300ms", "--",
+        *program(ENGINE), port, str(log), str(status),
+    )  # fmt: skip
+    assert log.read_text().split() == ["/start_profile", "/stop_profile"]
+    assert ("profile-endpoint" in codes(tmp_path / "b")) == (status == 404)
+    # Without CUDA no range is ever opened: that is said, and is no success.
+    assert done.returncode == 4 and "no-report" in codes(tmp_path / "b")

@@ -478,7 +478,7 @@ class Session:
 
     def _start_capture(self) -> None:
         o = self.options
-        if o.capture == "cuda-profiler-api" and self._base_url is not None:
+        if self._nsys is not None and o.capture == "cuda-profiler-api" and self._base_url is not None:
             self._ask_engine("start_profile")
         if self._nsys is None or not o.waits() or o.capture != "session":
             return
@@ -505,10 +505,10 @@ class Session:
             )
 
     def _stop_capture(self) -> None:
-        if self.options.capture == "cuda-profiler-api" and self._base_url is not None and self.target.alive():
-            self._ask_engine("stop_profile")
         if self._nsys is None or self._ended_by_itself:
             return
+        if self.options.capture == "cuda-profiler-api" and self._base_url is not None:
+            self._ask_engine("stop_profile")
         self.progress.status("waiting for nsys to write the report")
         try:
             self._reports = self._nsys.stop(self._report_limit_s)
