@@ -234,7 +234,8 @@ def test_a_second_ctrl_c_kills(program: Callable[[str], list[str]], tmp_path: Pa
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
-    assert manifest(tmp_path / "b")["target"]["exit_code"] == 137
+    target = manifest(tmp_path / "b")["target"]
+    assert (target["ended"], target["exit_code"]) == ("by infprof (SIGKILL)", 137)
 
 
 def test_the_program_is_in_a_group_of_its_own(program: Callable[[str], list[str]], tmp_path: Path) -> None:
@@ -304,6 +305,14 @@ def test_a_server_that_is_never_ready(program: Callable[[str], list[str]], tmp_p
     assert codes(tmp_path / "b") == ["never-ready"]
 
 
+def test_a_program_that_ends_before_its_capture_began_is_no_success(
+    program: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    done = run(*PLAIN, "-o", str(tmp_path / "b"), "--ready-log", "never", "--", *program("print('done')"))
+    assert done.returncode == 4
+    assert codes(tmp_path / "b") == ["no-capture"] and manifest(tmp_path / "b")["state"] == "partial"
+
+
 def test_a_server_that_dies_while_it_starts(program: Callable[[str], list[str]], tmp_path: Path) -> None:
     done = run(*PLAIN, "-o", str(tmp_path / "b"), "--ready-log", "never", "--", *program("import sys; sys.exit(9)"))
     assert done.returncode == 9
@@ -326,6 +335,57 @@ def test_an_existing_folder_is_never_overwritten_by_accident(
     (other / "thesis.txt").write_text("years of work")
     refused = run(*PLAIN, "-o", str(other), "--force", "--", *command)
     assert refused.returncode == 2 and (other / "thesis.txt").read_text() == "years of work"
+
+
+def test_force_replaces_bundles_of_infprof_only_and_only_once_the_program_runs(
+    program: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    extension = tmp_path / "extension"
+    extension.mkdir()
+    (extension / "manifest.json").write_text('{"manifest_version": 3, "name": "of a browser"}')
+    refused = run(*PLAIN, "-o", str(extension), "--force", "--", *program(""))
+    assert refused.returncode == 2 and "no bundle of infprof" in refused.stderr
+    old = tmp_path / "old"
+    assert run(*PLAIN, "-o", str(old), "--", *program("")).returncode == 0
+    before = (old / "manifest.json").read_text()
+    broken = tmp_path / "broken"
+    broken.write_text("not a program")
+    broken.chmod(0o755)
+    assert run(*PLAIN, "-o", str(old), "--force", "--", str(broken)).returncode == 2
+    assert (old / "manifest.json").read_text() == before
+    assert run(*PLAIN, "-o", str(old), "--force", "--", *program("")).returncode == 0
+    assert (old / "manifest.json").read_text() != before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["broken", "extension", "old", "program.py"]
+
+
+def test_nobody_reading_our_lines_ends_nothing(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    server = program("import time; time.sleep(600)")
+    command = [*INFPROF, "run", *PLAIN, "-o", str(tmp_path / "b"), "--duration", "300ms", "--", *server]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        process.stderr.close()
+        process.wait(PATIENCE_S)
+    assert manifest(tmp_path / "b")["target"]["ended"] == "by infprof (SIGTERM)"
+
+
+def test_an_ended_grandchild_is_gone_for_who_waits_for_it(tmp_path: Path) -> None:
+    """As scripts do that restart a daemon: without its parent a process belongs to infprof, which must take its code."""
+    script = tmp_path / "restart.sh"
+    script.write_text(
+        "pid=$(sh -c 'sleep 0.2 >/dev/null 2>&1 & echo $!')\nwhile kill -0 $pid 2>/dev/null; do sleep 0.05; done\n"
+    )
+    done = run(*PLAIN, "-o", str(tmp_path / "b"), "--", "sh", str(script))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_page_that_cannot_be_written_is_said_before_the_run(
+    program: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    done = run(
+        *PLAIN, "-o", str(tmp_path / "b"), "--html", str(tmp_path / "no" / "x.html"), "--", *program("print('ran')")
+    )
+    assert done.returncode == 2 and "ran" not in done.stdout
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_folder_without_permission(program: Callable[[str], list[str]], tmp_path: Path) -> None:
@@ -366,6 +426,9 @@ def test_a_bundle_is_diagnosed_again_the_same(program: Callable[[str], list[str]
         (["--capture", "always", "--", "true"], "choose session, cuda-profiler-api or nvtx:RANGE"),
         (["--ready-log", "(", "--", "true"], "not a regular expression"),
         (["--ready-url", "localhost", "--", "true"], "give a URL"),
+        (["--ready-url", "http://a..b/", "--", "true"], "give a URL"),
+        (["--url", "http://[::1", "--", "true"], "give a URL"),
+        (["--keep", "--ready-log", "x", "--", "true"], "--keep and --ready-log"),
         (["--load", "user=8", "--", "true"], "users"),
     ],
 )
@@ -404,3 +467,22 @@ def test_secrets_of_the_command_line_are_not_kept() -> None:
     kept = redact_command(command)
     assert kept[:2] == ["serve", "--api-key"] and kept[4:6] == ["--model", "m"]
     assert not any(secret in " ".join(kept) for secret in ("sk-1", "hf_2", "u:p", "sig", "=4"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve", "--api-key", "s1", "s2"],
+        ["curl", "-H", "Authorization: Bearer s1"],
+        ["sh", "-c", "HF_TOKEN=s1 serve --api-key s2 --port 80"],
+    ],
+)
+def test_secrets_inside_of_words_are_not_kept(command: list[str]) -> None:
+    kept = " ".join(redact_command(command))
+    assert "s1" not in kept and "s2" not in kept
+    assert kept.startswith(command[0])
+
+
+@pytest.mark.parametrize("command", [["python", "-m", "tokenizer_server", "--model", "m"], ["./monkey", "keyboard.py"]])
+def test_ordinary_words_are_kept(command: list[str]) -> None:
+    assert redact_command(command) == command

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,6 +33,11 @@ MANIFEST, TELEMETRY, DIAGNOSIS, LOAD, TRACE_DIR = (
 )
 
 _SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
+_HIDDEN = "<redacted>"
+# In a header or in a command for a shell: `Bearer x`, `--api-key x`, `HF_TOKEN=x`.
+_INSIDE = re.compile(
+    r"((?:Bearer|Basic)\s+|[\w-]*(?:key|token|secret|passw\w*|credential)[\w-]*(?:\s*[=:]\s*|\s+))\S+", re.I
+)
 _URL_USER = re.compile(r"(?<=://)[^/@\s]+@")
 _URL_QUERY = re.compile(r"(?<=\?)\S+")
 
@@ -86,6 +93,19 @@ class Bundle:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        self._replaced: Path | None = None
+
+    def undo(self) -> None:
+        """Remove the folder again, and put back what it replaced: the run has not begun."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._replaced is not None:
+            self._replaced.rename(self.folder)
+
+    def keep(self) -> None:
+        """The run has begun: what the folder replaced is no longer needed."""
+        if self._replaced is not None:
+            shutil.rmtree(self._replaced, ignore_errors=True)
+            self._replaced = None
 
     @classmethod
     def create(cls, folder: Path, manifest: Manifest, force: bool = False) -> Bundle:
@@ -95,10 +115,10 @@ class Bundle:
         exists or cannot be written.
         """
         try:
-            if folder.exists():
-                _clear(folder, force)
+            replaced = _set_aside(folder, force) if folder.exists() else None
             (folder / TRACE_DIR).mkdir(parents=True)
             bundle = cls(folder, manifest)
+            bundle._replaced = replaced
             bundle.save()
         except OSError as error:
             raise UsageError(
@@ -144,30 +164,51 @@ class Bundle:
         return [self.folder / name for name in self.manifest.files.get("traces", [])]
 
 
-def _clear(folder: Path, force: bool) -> None:
-    import shutil
-
+def _set_aside(folder: Path, force: bool) -> Path | None:
+    """Make way for a new bundle: an empty folder goes, a bundle is renamed with ``force``; gives its new name."""
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
-        return
-    if not (folder / MANIFEST).is_file():
+        return None
+    if not _is_bundle(folder):
         raise UsageError(f"{folder} exists already and is no bundle of infprof. Name another folder with -o.")
     if not force:
         raise UsageError(f"{folder} exists already. Name another folder with -o, or replace the bundle with --force.")
-    shutil.rmtree(folder)
+    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.replaced")
+    folder.rename(aside)
+    return aside
+
+
+def _is_bundle(folder: Path) -> bool:
+    """Whether the manifest there is infprof's: other programs have files of that name."""
+    try:
+        data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and {"manifest_version", "infprof_version"} <= data.keys()
 
 
 def redact_command(command: Sequence[str]) -> list[str]:
-    """A command line without what may be secret: values of options named like keys, tokens and passwords, and URLs' parts."""
+    """A command line without what may be secret: values of options named like keys, tokens and passwords, parts of URLs.
+
+    All words after such an option go until the next one, and what looks like a secret inside a word (a header, a
+    command for a shell) goes as well.
+    """
     out: list[str] = []
-    hide_next = False
+    hiding = False
     for word in command:
-        name, equals, _ = word.partition("=")
-        if hide_next and not word.startswith("-"):
-            out.append("<redacted>")
-        elif equals and _SECRET_NAME.search(name):
-            out.append(f"{name}=<redacted>")
-        else:
-            out.append(_URL_QUERY.sub("<redacted>", _URL_USER.sub("<redacted>@", word)) if "://" in word else word)
-        hide_next = not equals and word.startswith("-") and bool(_SECRET_NAME.search(word))
+        if word.startswith("-"):
+            hiding = "=" not in word and bool(_SECRET_NAME.search(word))
+        elif hiding:
+            out.append(_HIDDEN)
+            continue
+        out.append(_redact_word(word))
     return out
+
+
+def _redact_word(word: str) -> str:
+    name, equals, _ = word.partition("=")
+    if equals and " " not in name and _SECRET_NAME.search(name):
+        return f"{name}={_HIDDEN}"
+    if "://" in word:
+        word = _URL_QUERY.sub(_HIDDEN, _URL_USER.sub(f"{_HIDDEN}@", word))
+    return _INSIDE.sub(lambda found: f"{found[1]}{_HIDDEN}", word)

@@ -252,6 +252,8 @@ def run(
     _choose("--graph-trace", graph_trace, ("node", "graph"))
     if html is not None and html.exists() and not force:
         raise UsageError(f"{html} exists already. Choose another name, or replace it with --force.")
+    if html is not None and (html.is_dir() or not html.parent.is_dir()):
+        raise UsageError(f"{html} cannot be written: its folder does not exist, or it is a folder itself.")
     options = RunOptions(
         command=tuple(command or ()),
         pid=pid,
@@ -563,8 +565,12 @@ def _diagnose_run(folder: Path, rules: list[Path] | None, json: bool, html: Path
         replace_file(folder / DIAGNOSIS, render("json", diagnosis).encode())
     except OSError as error:
         print(f"infprof: {folder / DIAGNOSIS} cannot be written: {error.strerror or error}.", file=sys.stderr)
-    _write_files(diagnosis, [html] if html else [], None, force)
     _print(diagnosis, "json" if json else "terminal")
+    try:
+        _write_files(diagnosis, [html] if html else [], None, force)
+    except UsageError as error:
+        # The run is over and its exit code stands.
+        print(f"infprof: {error}", file=sys.stderr)
     print(f"infprof: the bundle is {folder} (infprof analyze {folder} shows this again)", file=sys.stderr)
 
 

@@ -401,7 +401,9 @@ class _Analysis:
         not_evaluated = [NotEvaluated(r.id, "GPU operations") for r in self.rules.rules if not r.states]
         if self.trace.telemetry is not None:
             measures = self._telemetry_alone()
-            verdict = telemetry_verdict(measures, self.thresholds, self.trace.provenance.tool == "infprof") or verdict
+            captured = not any(p.code in ("no-capture", "never-ready") for p in self.trace.problems)
+            alone = self.trace.provenance.tool == "infprof"
+            verdict = telemetry_verdict(measures, self.thresholds, alone, captured) or verdict
             findings, not_evaluated = self._from_telemetry_alone(measures)
             low, high = self.trace.telemetry_window or (0, 0)
             window = Window(low, high, "the capture, by telemetry")

@@ -54,12 +54,16 @@ def log_matcher(pattern: str) -> re.Pattern[str]:
 
 def check_url(option: str, url: str) -> str:
     """The URL, without a slash at its end. Raises UsageError where it is none."""
-    parts = urlsplit(url)
+    import httpx
+
     try:
-        port_is_number = parts.port is None or parts.port > 0
-    except ValueError:
-        port_is_number = False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_number:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        httpx.Request("GET", url)
+        (parts.hostname or "").encode("idna")
+    except (ValueError, httpx.InvalidURL):
+        usable = False
+    if not usable:
         raise UsageError(f"{option} {url}: give a URL such as http://127.0.0.1:8000.")
     return url.rstrip("/")
 

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -101,7 +101,7 @@ class RunResult:
     interrupted: bool = False
 
 
-class _Abandoned(Exception):
+class _Abandoned(BaseException):
     """Raised out of whatever waits, when a second signal says that nothing is worth waiting for."""
 
 
@@ -120,7 +120,13 @@ class _Interrupts:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Handle the signals while the block runs, and give them back after it."""
-        before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        before = {}
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # What nohup or a shell's background job ignores stays ignored.
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, self._handle)
+        # A reader of our lines that goes away must not end the run, nor the program.
+        before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         try:
             yield
         finally:
@@ -131,9 +137,9 @@ class _Interrupts:
         self.received.append(number)
         if len(self.received) == 1:
             self._progress.say(
-                f"{signal_name(number)}: ending the capture and keeping what was collected (once more kills)."
+                f"{signal_name(number)}: ending the capture and keeping what was collected (once more gives up)."
             )
-        elif len(self.received) == 2:
+        else:
             self.on_second()
 
 
@@ -158,6 +164,7 @@ class Session:
         self._trace_lost = False
         self._disk_full = False
         self._ended_by_itself = False
+        self._killed = False
         self._last_flush = 0.0
         self._ending = False
 
@@ -175,7 +182,7 @@ class Session:
             self._file = TelemetryFile(self.bundle.telemetry, self._clock)
         except BaseException:
             # Nothing has run: an empty folder would only be in the way of the next try.
-            shutil.rmtree(self.bundle.folder, ignore_errors=True)
+            self.bundle.undo()
             raise
         adopt_orphans()
         self._children_before = [p.pid for p in psutil.Process().children()]
@@ -186,15 +193,16 @@ class Session:
                 self._file.close()
                 if self._nsys is not None:
                     self._nsys.close()
-                shutil.rmtree(self.bundle.folder, ignore_errors=True)
+                self.bundle.undo()
                 raise
+            self.bundle.keep()
             try:
                 self._observe(probes, load)
             finally:
                 # From here on it takes a moment, and must not be left half done.
                 self.interrupts.on_second = lambda: None
                 self._clean_up()
-        self._write_manifest()
+                self._write_manifest()
         self.progress.done()
         return RunResult(self.bundle, self._exit_code(), self.interrupts.asked)
 
@@ -241,6 +249,11 @@ class Session:
             raise UsageError("--ready-log: the output of a process that runs already cannot be read; use --ready-url.")
         if o.ready_log is not None:
             readiness.log_matcher(o.ready_log)
+            if o.keep:
+                raise UsageError(
+                    "--keep and --ready-log: the program writes to a pipe of infprof then, which ends with it. "
+                    "Use --ready-url or --ready-port."
+                )
         for option, url in (("--ready-url", o.ready_url), ("--url", o.url), ("--metrics-url", o.metrics_url)):
             if url is not None:
                 readiness.check_url(option, url)
@@ -334,13 +347,17 @@ class Session:
         # A program that somebody else started is not ours to kill.
         if self.options.pid is None:
             self.progress.say("killing the program.")
+            self._killed = True
             self.target.kill_all()
         if self._ending:
             raise _Abandoned
 
     def _end_target(self) -> None:
         target, o = self.target, self.options
-        if self._ended_by_itself or not target.alive():
+        if self._killed:
+            target.wait(5)
+            how = "by infprof (SIGKILL)"
+        elif self._ended_by_itself or not target.alive():
             # A program that ends in the moment in which the capture ends has ended by itself.
             self._ended_by_itself = True
             how = "by itself"
@@ -353,6 +370,8 @@ class Session:
             self.progress.say("ending the program.")
             took = target.end(first, END_PATIENCE_S)
             how = f"by infprof ({took})"
+            if target.alive():
+                self.manifest.note("not-ended", "The program could not be ended: it belongs to another user.")
         self._finish_nsys()
         self.manifest.target = {"ended": how, "pid": target.root_pid, "exit_code": target.exit_code()}
         if self._tee is not None:
@@ -409,13 +428,15 @@ class Session:
         began_ns, began = self._clock.now_ns(), time.monotonic()
         phase = {"name": name, "start_unix_ns": began_ns, "end_unix_ns": None, "ended_by": None}
         self.manifest.phases.append(phase)
+        with suppress(OSError):
+            self.bundle.save()
         ended_by, next_look = None, 0.0
         while ended_by is None:
             spent = time.monotonic() - began
             if self.interrupts.asked:
                 ended_by = signal_name(self.interrupts.received[0])
             elif not self.target.alive():
-                ended_by, self._ended_by_itself = "the end of the program", True
+                ended_by, self._ended_by_itself = "the end of the program", not self._killed
             elif self._disk_full:
                 ended_by = "a full disk"
             elif limit_s is not None and spent >= limit_s:
@@ -450,7 +471,12 @@ class Session:
         self.progress.status(f"{name}, {spent:.0f}{of} s")
         if time.monotonic() - self._last_flush >= _FLUSH_S:
             self._flush()
+            self._reap()
         time.sleep(_TICK_S)
+
+    def _reap(self) -> None:
+        started = self.target.process
+        reap_orphans({*self._children_before, *([started.pid] if started is not None else [])})
 
     def _flush(self) -> None:
         self._last_flush = time.monotonic()
@@ -617,8 +643,8 @@ class Session:
                         f"{'were' if count > 1 else 'was'} ended.",
                         "--keep leaves the program and what it started running.",
                     )
-        started = target.process if target is not None else None
-        reap_orphans([*self._children_before, *([started.pid] if started is not None else [])])
+        if target is not None:
+            self._reap()
         try:
             self._file.close()
             self.manifest.files["telemetry"] = bundles.TELEMETRY
@@ -634,6 +660,9 @@ class Session:
         m.clocks = self._clock.offsets()
         runner = getattr(self, "_runner", None)
         m.probes = [asdict(report) for report in runner.reports] if runner is not None else []
+        if m.phase("capture") is None and not any(n["code"] == "never-ready" for n in m.notes):
+            m.note("no-capture", "The program ended, or was not ready, before the capture began: nothing was captured.")
+            self._trace_lost = True
         m.state = "partial" if self._trace_lost or self._disk_full or self.interrupts.asked else "complete"
         code = self._exit_code()
         m.target["exit_code_of"] = (

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import IO
@@ -69,7 +69,9 @@ class OutputTee:
         while data := os.read(source.fileno(), 1 << 16):
             # Where nobody reads any more the program must not notice.
             with contextlib.suppress(OSError):
-                os.write(fd, data)
+                rest_of_it = memoryview(data)
+                while rest_of_it:
+                    rest_of_it = rest_of_it[os.write(fd, rest_of_it) :]
             *lines, rest = (rest + data).split(b"\n")
             self._lines.extend(line.decode("utf-8", "replace") for line in lines)
         if rest:
@@ -105,6 +107,8 @@ class Target:
             return False
         if self.process is not None and self.process.pid == self.root_pid:
             return True
+        if self.process is None:
+            return self._root is not None and _lives(self._root)
         # What stands for the program may go on long after it: nsys writes its report then.
         return any(_lives(p) for p in (self._root, *self._seen.values()) if p is not None)
 
@@ -212,14 +216,16 @@ def own_leftovers(before: Iterable[int]) -> list[psutil.Process]:
         return []
 
 
-def reap_orphans(known: Iterable[int]) -> None:
-    """Take the exit codes of adopted processes that have ended, so that no zombie stays; ``known`` are waited for elsewhere."""
-    for process in psutil.Process().children():
-        try:
-            if process.pid not in known and process.status() == psutil.STATUS_ZOMBIE:
-                os.waitpid(process.pid, os.WNOHANG)
-        except (psutil.Error, ChildProcessError):
-            continue
+def reap_orphans(known: Container[int]) -> None:
+    """Take the exit codes of adopted processes that have ended: their programs may wait for them to be gone.
+
+    ``known`` are waited for elsewhere.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if found.si_pid in known:
+                return
+            os.waitpid(found.si_pid, os.WNOHANG)
 
 
 def exit_code_of(process: subprocess.Popen[bytes]) -> int | None:

@@ -103,12 +103,17 @@ def trace_verdict(facts: TraceFacts, thresholds: Thresholds, diagnostics: list[t
     return None
 
 
-def telemetry_verdict(measures: Measures, thresholds: Thresholds, no_trace: bool) -> Verdict | None:
+def telemetry_verdict(
+    measures: Measures, thresholds: Thresholds, no_trace: bool, captured: bool = True
+) -> Verdict | None:
     """The class that telemetry alone allows, None where it allows none.
 
     Without a timeline nobody knows why a GPU was idle. What can be said: that nothing was asked of the server, or what
     limits a GPU that is busy, by its own hardware counters (rank A).
     """
+    if not captured:
+        # What was seen is start-up or warm-up: an idle engine there says nothing.
+        return _no_timeline() if no_trace else None
     silent = measures.value("zero_running_ratio")
     if silent is not None and silent >= thresholds.no_demand:
         return Verdict(
@@ -119,6 +124,8 @@ def telemetry_verdict(measures: Measures, thresholds: Thresholds, no_trace: bool
             FAIR,
             f"No demand: for {_pct(silent)} of the capture the serving engine had no request running and none waiting.",
         )
+    if not no_trace or not _is_targets_gpu(measures):
+        return None if not no_trace else _no_timeline()
     # Only a GPU that hardly ever rests has a limiter that matters; why one rests only a timeline can tell.
     active = measures.value("gpm_graphics_active_ratio")
     if _value(measures, "gpu_load_ratio") >= thresholds.compute_max or (active or 0) >= thresholds.compute_max:
@@ -128,13 +135,20 @@ def telemetry_verdict(measures: Measures, thresholds: Thresholds, no_trace: bool
         if verdict is not None:
             verdict.confidence = min(verdict.confidence, FAIR)
             return verdict
-    if no_trace:
-        return _unusable(
-            "no-gpu-work",
-            "No timeline was recorded, so where the GPU's time went cannot be told; what telemetry shows is below.",
-            "run under nsys for a timeline (infprof doctor says what is missing).",
-        )
-    return None
+    return _no_timeline()
+
+
+def _no_timeline() -> Verdict:
+    return _unusable(
+        "no-gpu-work",
+        "No timeline was recorded, so where the GPU's time went cannot be told; what telemetry shows is below.",
+        "run under nsys for a timeline (infprof doctor says what is missing).",
+    )
+
+
+def _is_targets_gpu(m: Measures) -> bool:
+    """Whether nothing speaks against it that the program is what keeps the GPU busy."""
+    return not (_value(m, "other_process_memory_peak_bytes") > 0 and _value(m, "target_memory_peak_bytes") <= 0)
 
 
 def device_verdict(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:

@@ -516,7 +516,9 @@ def target_gpus(telemetry: Telemetry) -> list[str]:
         values = [s.value for s in telemetry.series("utilization_ratio", scope) if len(s.value)]
         return float(values[0].mean()) if values else 0.0
 
-    return sorted(scopes, key=lambda s: (-load(s), s))
+    # Where the target's own memory is seen, that is its GPU, whoever else keeps another one busy.
+    own = {s.scope for s in telemetry.series("process_memory_bytes") if len(s.value) and s.value.max() > 0}
+    return sorted(scopes, key=lambda s: (not any(o == s or o.startswith(s + "/") for o in own), -load(s), s))
 
 
 def _by_name(telemetry: Telemetry, name: str | None, all_names: Sequence[str | None]) -> str | None:

@@ -20,6 +20,8 @@ from infprof.trace import FloatArray, IntArray
 
 # A gauge's value is unknown where the next sample is later than this.
 MAX_GAP_NS = 3_000_000_000
+# What is known of less than this share of a window is not said of the window.
+MIN_KNOWN_SHARE = 0.5
 # A step with more than this many times the tokens that the running requests can yield holds prefill.
 _MIXED_FACTOR = 2.0
 
@@ -247,7 +249,15 @@ def _add_load(add: _Adder) -> None:
         add(f"{name}_requests_max", float(held.value.max()) if len(held.value) else None, source, absent)
     both, quiet = _without_demand(window.telemetry, window.low, window.high)
     source = "share of the sampled time with no running and no waiting request and no token counted"
-    add("zero_running_ratio", both.share(quiet), source, window.absent("running requests"))
+    known = int((both.end - both.start).sum())
+    if known and known < MIN_KNOWN_SHARE * (window.high - window.low):
+        # Metrics stop answering under load first: silence is no sign of rest.
+        absent = (
+            f"the engine's metrics answered for {100 * known / (window.high - window.low):.0f} % of the window only"
+        )
+        add("zero_running_ratio", None, source, absent)
+    else:
+        add("zero_running_ratio", both.share(quiet), source, window.absent("running requests"))
     held = window.held("waiting_requests")
     source = "share of the sampled time with a waiting request"
     add("waiting_ratio", held.share(held.value > 0), source, window.absent("waiting requests"))

@@ -94,7 +94,7 @@ class TelemetryFile:
                     self._connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
                 self._connection.executemany("INSERT INTO samples VALUES (?, ?, ?)", samples)
                 self._connection.execute("COMMIT")
-            except sqlite3.Error:
+            except BaseException:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
@@ -153,7 +153,7 @@ class Recorder:
         if number is None:
             number = self._file.series(self.probe, signal, self._signals[signal], scope, pairs)
             self._known[key] = number
-        self._file.sample(number, self.now_ns() if time_ns is None else time_ns, value)
+        self._file.sample(number, self.now_ns() if time_ns is None else time_ns, float(value))
 
     def fact(self, name: str, value: Any, scope: str = "") -> None:
         """Record something that does not change during the run (any JSON value); the last one of a name counts."""

@@ -52,7 +52,7 @@ def read_bundle(folder: Path) -> Trace:
     trace.provenance.inputs = [folder.name]
     if telemetry is not None:
         trace.telemetry = _on_clock_of(trace, telemetry)
-        trace.telemetry_window = _window(bundle, trace)
+        trace.telemetry_window = _window(bundle, telemetry, trace)
         trace.load = _load(bundle, trace.problems)
     return trace
 
@@ -113,8 +113,12 @@ def _on_clock_of(trace: Trace, telemetry: Telemetry) -> Telemetry:
     return telemetry.shifted(-trace.clock_start_unix_ns)
 
 
-def _window(bundle: Bundle, trace: Trace) -> tuple[int, int]:
+def _window(bundle: Bundle, telemetry: Telemetry, trace: Trace) -> tuple[int, int]:
     low, high = _capture(bundle)
+    span = telemetry.span_ns()
+    if bundle.manifest.ended_unix_ns is None and span is not None:
+        # infprof itself was killed: what it had written by then is all there is.
+        high = max(high, span[1])
     start = trace.clock_start_unix_ns or 0
     return low - start, high - start
 
