@@ -471,7 +471,9 @@ class Session:
         self.progress.status(f"{name}, {spent:.0f}{of} s")
         if time.monotonic() - self._last_flush >= _FLUSH_S:
             self._flush()
-            self._reap()
+            # nsys waits for processes of its own here, and records nothing once they are taken from it.
+            if self._nsys is None:
+                self._reap()
         time.sleep(_TICK_S)
 
     def _reap(self) -> None:
