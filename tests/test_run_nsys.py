@@ -134,7 +134,8 @@ def test_ctrl_c_keeps_the_report(nsys: str, program: Callable[[str], list[str]],
     assert process.returncode == 130, err
     data = manifest(tmp_path / "b")
     assert data["target"]["ended"] == "by infprof (SIGINT)"
-    assert rows(tmp_path / "b", "SELECT count(*) FROM OSRT_API")[0][0] > 0
+    ((start, stop),) = rows(tmp_path / "b", "SELECT startTime, stopTime FROM ANALYSIS_DETAILS")
+    assert stop > start
 
 
 def test_a_duration_captures_a_part_of_a_server(nsys: str, program: Callable[[str], list[str]], tmp_path: Path) -> None:
@@ -153,12 +154,12 @@ def test_a_duration_captures_a_part_of_a_server(nsys: str, program: Callable[[st
     data = manifest(tmp_path / "b")
     assert [p["name"] for p in data["phases"]] == ["start-up", "warm-up", "capture"]
     assert data["target"]["ended"] == "by infprof (SIGTERM)"
-    ((first, last),) = rows(tmp_path / "b", "SELECT min(start), max(end) FROM OSRT_API")
+    ((start, stop),) = rows(tmp_path / "b", "SELECT startTime, stopTime FROM ANALYSIS_DETAILS")
     ((epoch,),) = rows(tmp_path / "b", "SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")
     # The trace is of the capture, by its own clock and by infprof's.
     capture = data["phases"][-1]
-    assert last - first < 30e9
-    assert epoch + last > capture["start_unix_ns"] and epoch + first < capture["end_unix_ns"]
+    assert stop > start
+    assert epoch + stop > capture["start_unix_ns"] and epoch + start < capture["end_unix_ns"]
 
 
 def test_a_missing_program(nsys: str, tmp_path: Path) -> None:
