@@ -123,6 +123,14 @@ def test_clocks_that_cannot_be_matched_are_said(tmp_path: Path) -> None:
     assert idle(found, "no-demand") == 0
 
 
+@pytest.mark.parametrize(("step_ms", "said"), [(5, False), (-900, True)])
+def test_a_clock_that_was_set_meanwhile_is_said(tmp_path: Path, step_ms: int, said: bool) -> None:
+    run = Run(tmp_path / "b")
+    run.bundle.manifest.clocks = {"wall_clock_step_ns": step_ms * MS}
+    found = diagnose(run.finish(bursts(), SECONDS))
+    assert ("clock-step" in {p.code for p in found.problems}) == said
+
+
 # --- the GPU's own figures --------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,9 @@ from infprof.results import Problem
 from infprof.telemetry import Telemetry, read_telemetry
 from infprof.trace import Trace, TraceProvenance
 
+# Less than this is what a clock that is kept by the network drifts.
+_CLOCK_STEP_NS = 50_000_000
+
 
 def is_bundle(path: Path) -> bool:
     """Whether the folder is a bundle."""
@@ -51,6 +54,7 @@ def read_bundle(folder: Path) -> Trace:
     trace.problems += problems
     trace.provenance.inputs = [folder.name]
     if telemetry is not None:
+        _note_clock_step(bundle, trace)
         trace.telemetry = _on_clock_of(trace, telemetry)
         trace.telemetry_window = _window(bundle, telemetry, trace)
         trace.load = _load(bundle, trace.problems)
@@ -98,6 +102,19 @@ def _without_trace(bundle: Bundle) -> Trace:
     # A bundle without a trace has only one clock: the run's own, from the start of its capture.
     trace.clock_start_unix_ns = _capture(bundle)[0]
     return trace
+
+
+def _note_clock_step(bundle: Bundle, trace: Trace) -> None:
+    """The trace goes by the wall clock of its own start, the telemetry by one that never jumps."""
+    step = abs(int(bundle.manifest.clocks.get("wall_clock_step_ns", 0)))
+    if step >= _CLOCK_STEP_NS and trace.clock_start_unix_ns is not None and trace.provenance.tool != "infprof":
+        trace.problems.append(
+            Problem(
+                "clock-step",
+                f"The machine's clock was set by {step / 1e6:.0f} ms during the run: telemetry and timeline may be that far "
+                "apart.",
+            )
+        )
 
 
 def _on_clock_of(trace: Trace, telemetry: Telemetry) -> Telemetry:
