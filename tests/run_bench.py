@@ -59,7 +59,12 @@ def nothing_left() -> Iterator[None]:
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get(name) == marker and not gone(process):
                 left.append(process)
-    words = [p.cmdline() for p in left]
+    # What was killed a moment ago may take another one to be gone.
+    end = time.monotonic() + 5
+    while not all(map(gone, left)) and time.monotonic() < end:
+        time.sleep(0.02)
+    left = [process for process in left if not gone(process)]
     for process in left:
-        process.kill()
-    assert left == [], words
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    assert left == []

@@ -182,6 +182,7 @@ def test_a_process_that_somebody_else_started_is_never_killed(
         assert observer.returncode == 0
         assert child.is_running()
         child.kill()
+        until(lambda: gone(child))
 
 
 def test_a_pid_that_does_not_exist(tmp_path: Path) -> None:
