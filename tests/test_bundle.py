@@ -275,3 +275,19 @@ def test_a_run_without_a_timeline_does_not_call_its_telemetry_unusable(tmp_path:
     text = render(name, diagnose(run.finish(None, SECONDS)))
     assert "No GPU timeline: telemetry only" in text and "Unusable" not in text
     assert "telemetry (rank C)" in text
+
+
+def test_hours_without_an_answer_are_not_hours_without_requests(tmp_path: Path) -> None:
+    """The engine answers for 60 % of the capture and idles for 40 %: too little to say so of the capture."""
+
+    def verdict(name: str, answers_until_s: int, idle_until_s: int) -> str:
+        run = Run(tmp_path / name)
+        busy = lambda s: 0.0 if s <= idle_until_s else 4.0  # noqa: E731
+        run.gauge(run.engine, "running_requests", busy, "engine/0", answers_until_s)
+        run.gauge(run.engine, "waiting_requests", lambda s: 0, "engine/0", answers_until_s)
+        return diagnose(run.finish(None, 100)).verdict.cls
+
+    assert verdict("always", 100, 100) == "no-demand"
+    assert verdict("mostly", 60, 60) == "no-demand"
+    assert verdict("half-known", 60, 40) == "unusable"
+    assert verdict("hardly", 10, 10) == "unusable"

@@ -114,8 +114,9 @@ def telemetry_verdict(
     if not captured:
         # What was seen is start-up or warm-up: an idle engine there says nothing.
         return _no_timeline() if no_trace else None
-    silent = measures.value("zero_running_ratio")
-    if silent is not None and silent >= thresholds.no_demand:
+    # Time without an answer of the engine is not counted as time without requests.
+    silent = _value(measures, "zero_running_ratio") * _value(measures, "engine_known_ratio")
+    if silent >= thresholds.no_demand:
         return Verdict(
             "no-demand",
             None,

@@ -266,6 +266,9 @@ MEASURES: dict[str, MeasureInfo] = {
     "running_requests_max": MeasureInfo("count", "most of them at a sample"),
     "waiting_requests_mean": MeasureInfo("count", "requests waiting to be scheduled, over time"),
     "waiting_requests_max": MeasureInfo("count", "most of them at a sample"),
+    "engine_known_ratio": MeasureInfo(
+        "ratio", "share of the window that the samples of running requests cover: nobody knows the rest"
+    ),
     "zero_running_ratio": MeasureInfo(
         "ratio", "share of the sampled time without a running or waiting request or a token"
     ),

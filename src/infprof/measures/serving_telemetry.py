@@ -14,6 +14,7 @@ import numpy as np
 
 from infprof.measures.names import MEASURES
 from infprof.measures.telemetry import TelemetryScope
+from infprof.measures.totals import ratio
 from infprof.results import Measures
 from infprof.telemetry import Series, Telemetry
 from infprof.trace import FloatArray, IntArray
@@ -175,11 +176,11 @@ class _Window:
         return max(spans) if spans else None
 
     def rate(self, signal: str, **labels: str) -> float | None:
-        return _over(self.increase(signal, **labels), self.seconds(signal))
+        return ratio(self.increase(signal, **labels), self.seconds(signal))
 
     def mean(self, histogram: str) -> float | None:
         """Mean of what a histogram observed in the window."""
-        return _over(self.increase(f"{histogram}_sum"), self.increase(f"{histogram}_count"))
+        return ratio(self.increase(f"{histogram}_sum"), self.increase(f"{histogram}_count"))
 
     def buckets(self, histogram: str) -> tuple[FloatArray, FloatArray]:
         """Upper bounds and cumulative increases."""
@@ -249,12 +250,11 @@ def _add_load(add: _Adder) -> None:
         add(f"{name}_requests_max", float(held.value.max()) if len(held.value) else None, source, absent)
     both, quiet = _without_demand(window.telemetry, window.low, window.high)
     source = "share of the sampled time with no running and no waiting request and no token counted"
-    known = int((both.end - both.start).sum())
-    if known and known < MIN_KNOWN_SHARE * (window.high - window.low):
+    known = ratio(float((both.end - both.start).sum()), window.high - window.low)
+    add("engine_known_ratio", known or None, "samples of running requests", window.absent("running requests"))
+    if known and known < MIN_KNOWN_SHARE:
         # Metrics stop answering under load first: silence is no sign of rest.
-        absent = (
-            f"the engine's metrics answered for {100 * known / (window.high - window.low):.0f} % of the window only"
-        )
+        absent = f"the engine's metrics answered for {100 * known:.0f} % of the window only"
         add("zero_running_ratio", None, source, absent)
     else:
         add("zero_running_ratio", both.share(quiet), source, window.absent("running requests"))
@@ -300,10 +300,10 @@ def _add_batch(add: _Adder) -> None:
     busy = held.value > 0
     sampled = Held(held.start[busy], held.end[busy], held.value[busy]).mean()
     running, how = _running(window, sampled)
-    value, source = _at_most_one(_over(running, limit)), f"{how}, over {where}"
+    value, source = _at_most_one(ratio(running, limit)), f"{how}, over {where}"
     if value is None:
         reserved, capacity = window.held("kv_reserved_tokens").mean(), window.held("kv_capacity_tokens").mean()
-        value, source = _over(reserved, capacity), "tokens of the batch over the most it may hold"
+        value, source = ratio(reserved, capacity), "tokens of the batch over the most it may hold"
     add("batch_efficiency_ratio", value, source, no_limit)
     _add_steps(add, running)
 
@@ -332,13 +332,13 @@ def _add_steps(add: _Adder, running: float | None) -> None:
     add("tokens_per_step_mean", per_step, f"mean of {window.exposed('iteration_tokens_sum')}", absent)
     no_budget = window.absent("steps together with their token budget (max_num_batched_tokens)")
     budget = next((v for v in _known(window, "max_num_batched_tokens") if v), None)
-    add("token_budget_ratio", _over(per_step, budget), "tokens per step over max_num_batched_tokens", no_budget)
+    add("token_budget_ratio", ratio(per_step, budget), "tokens per step over max_num_batched_tokens", no_budget)
     no_graphs = window.absent("forward passes by graph mode")
     by_mode = window.by_label("engine_steps", "mode")
     graphs = sum(v for mode, v in by_mode.items() if "graph" in mode)
     shares = any("graph" in mode for mode in by_mode)
     total = sum(by_mode.values()) if shares else None
-    add("graph_step_ratio", _over(graphs, total), f"by mode of {window.exposed('engine_steps')}", no_graphs)
+    add("graph_step_ratio", ratio(graphs, total), f"by mode of {window.exposed('engine_steps')}", no_graphs)
     interval, problem = _decode_interval(window, per_step, running)
     add("decode_interval_mean_ns", interval, "mean inter-token latency; steps hold nothing but decode", problem)
 
@@ -354,7 +354,7 @@ def _decode_interval(window: _Window, per_step: float | None, running: float | N
     gap = window.mean("inter_token_latency_seconds")
     if gap is None or per_step is None or running is None:
         return None, window.absent("inter-token latency together with tokens per step and running requests")
-    accepted = _over(window.increase("spec_accepted_tokens"), window.increase("spec_drafts")) or 0.0
+    accepted = ratio(window.increase("spec_accepted_tokens"), window.increase("spec_drafts")) or 0.0
     if per_step > _MIXED_FACTOR * max(running, 1.0) * (1.0 + accepted):
         return None, (
             f"decode speed cannot be told: prefill is mixed in ({per_step:.1f} tokens per step "
@@ -421,7 +421,7 @@ def _add_tokens(add: _Adder) -> None:
     if computed is None and cached is not None and prompt is not None:
         computed, source = max(0.0, prompt - cached), "prompt tokens less cached ones"
         seconds = window.seconds("prompt_tokens")
-    add("computed_prompt_tokens_per_s", _over(computed, seconds), source, window.absent("computed prompt tokens"))
+    add("computed_prompt_tokens_per_s", ratio(computed, seconds), source, window.absent("computed prompt tokens"))
 
 
 def _add_cache(add: _Adder) -> None:
@@ -465,7 +465,7 @@ def _add_prefix_cache(add: _Adder) -> None:
     found = None if hits is None else hits + (window.increase("external_cache_hits") or 0.0)
     absent = window.absent("prefix-cache look-ups")
     source = f"{window.exposed('prefix_cache_hits')} over {window.exposed('prefix_cache_queries')}"
-    add("prefix_cache_hit_ratio", _at_most_one(_over(found, queries)), source, absent)
+    add("prefix_cache_hit_ratio", _at_most_one(ratio(found, queries)), source, absent)
     add("prefix_cache_query_count", queries, "tokens or blocks looked up", absent)
 
 
@@ -500,12 +500,12 @@ def _add_requests(add: _Adder) -> None:
     total = done + failed + aborted
     rows: Mapping[str, tuple[float | None, str]] = {
         "finished_request_count": (done, "finished, without aborted and failed ones"),
-        "finished_requests_per_s": (_over(done, window.seconds("requests_finished")), "finished, per second"),
+        "finished_requests_per_s": (ratio(done, window.seconds("requests_finished")), "finished, per second"),
         "failed_request_count": (failed, "finish reason error and the engine's failures by class"),
-        "failed_request_ratio": (_over(failed, total), "failed over finished, failed and aborted"),
+        "failed_request_ratio": (ratio(failed, total), "failed over finished, failed and aborted"),
         "aborted_request_count": (aborted, "aborted, mostly by clients that went away"),
-        "aborted_request_ratio": (_over(aborted, total), "aborted over finished, failed and aborted"),
-        "length_finish_ratio": (_over(reasons.get("length"), done), "cut off at their token limit, of the finished"),
+        "aborted_request_ratio": (ratio(aborted, total), "aborted over finished, failed and aborted"),
+        "length_finish_ratio": (ratio(reasons.get("length"), done), "cut off at their token limit, of the finished"),
     }
     for name, (value, source) in rows.items():
         add(name, value if known else None, source, absent)
@@ -531,19 +531,19 @@ def _add_spec(add: _Adder) -> None:
     drafts, drafted = window.increase("spec_drafts"), window.increase("spec_draft_tokens")
     accepted = window.increase("spec_accepted_tokens")
     absent = window.absent("speculative decoding")
-    acceptance, source = _over(accepted, drafted), "accepted over drafted tokens"
+    acceptance, source = ratio(accepted, drafted), "accepted over drafted tokens"
     if acceptance is None:
         acceptance, source = window.held("spec_acceptance_ratio").mean(), window.exposed("spec_acceptance_ratio")
     add("spec_acceptance_ratio", acceptance, source, absent)
-    per_step = _over(accepted, drafts)
+    per_step = ratio(accepted, drafts)
     tokens, source = (None, "") if per_step is None else (1 + per_step, "1 + accepted tokens over drafts")
     if tokens is None:
         tokens, source = window.held("spec_tokens_per_step").mean(), window.exposed("spec_tokens_per_step")
     add("spec_tokens_per_step_mean", tokens, source, absent)
-    add("spec_draft_tokens_mean", _over(drafted, drafts), "drafted tokens over drafts", absent)
+    add("spec_draft_tokens_mean", ratio(drafted, drafts), "drafted tokens over drafts", absent)
     first = window.by_label("spec_accepted_tokens_by_position", "position").get("0")
-    add("spec_first_acceptance_ratio", _over(first, drafts), "drafts whose first token was accepted", absent)
-    step = _over(window.increase("inter_token_latency_seconds_sum"), drafts)
+    add("spec_first_acceptance_ratio", ratio(first, drafts), "drafts whose first token was accepted", absent)
+    step = ratio(window.increase("inter_token_latency_seconds_sum"), drafts)
     add("spec_step_mean_ns", _ns(step), "summed inter-token latency over drafts: one verified step", absent)
 
 
@@ -568,15 +568,11 @@ def add_client_latencies(measures: Measures, result: Mapping[str, Any]) -> None:
             measures.add(name, value, MEASURES[name].unit, "C", source)
     tried, failed = result.get("request_count"), result.get("failed_count")
     source = "failed over tried requests of the load"
-    measures.add("client_error_ratio", _over(failed, tried), MEASURES["client_error_ratio"].unit, "C", source)
+    measures.add("client_error_ratio", ratio(failed, tried), MEASURES["client_error_ratio"].unit, "C", source)
 
 
 def _ns(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e9
-
-
-def _over(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
 
 
 def _times(one: float | None, other: float | None) -> float | None:
