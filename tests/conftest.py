@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,27 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The files that belong to the shared cases."""
+    folder = SHARED / "cases" / "data"
+    if not folder.is_dir():
+        pytest.skip("needs the shared cases, which a clone does not have")
+    return folder
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[[str], list[str]]:
+    """A Python program from its text, as a command."""
+
+    def make(text: str) -> list[str]:
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(text))
+        return [sys.executable, str(path)]
+
+    return make
 
 
 @pytest.fixture(scope="session")

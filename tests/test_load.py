@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import SHARED
 from infprof.errors import InfprofError, UsageError
 from infprof.load import Answer, LoadResult, LoadSpec, SseEvents, parse_load, run_load
 from infprof.measures.serving_telemetry import add_client_latencies, add_serving_telemetry
@@ -29,14 +28,6 @@ from infprof.results import Measures
 from serving_bench import JSON, SECOND, SSE, Reply, Server, models, recording
 
 MS = 1_000_000
-
-
-@pytest.fixture(scope="module")
-def data() -> Path:
-    folder = SHARED / "cases" / "data"
-    if not folder.is_dir():
-        pytest.skip("needs the shared cases, which a clone does not have")
-    return folder
 
 
 def played(path: Path) -> Answer:

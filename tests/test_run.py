@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,18 +19,6 @@ from infprof.errors import UsageError
 from run_bench import INFPROF, PATIENCE_S, codes, gone, manifest, nothing_left, run, until
 
 PLAIN = ["--backend", "none", "--probes", ""]
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Callable[[str], list[str]]:
-    """A Python program from its text, as a command."""
-
-    def make(text: str) -> list[str]:
-        path = tmp_path / "program.py"
-        path.write_text(textwrap.dedent(text))
-        return [sys.executable, str(path)]
-
-    return make
 
 
 @pytest.fixture(autouse=True)

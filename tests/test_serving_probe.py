@@ -26,14 +26,6 @@ from serving_bench import JSON, SECOND, TEXT, Server, models, recorded, recordin
 VLLM = 'vllm:num_requests_running{engine="0"} 3\nvllm:num_requests_waiting{engine="0"} 1\n'
 
 
-@pytest.fixture(scope="module")
-def data() -> Path:
-    folder = SHARED / "cases" / "data"
-    if not folder.is_dir():
-        pytest.skip("needs the shared cases, which a clone does not have")
-    return folder
-
-
 @pytest.fixture(scope="module", params=["vllm-0.32.0-metrics.txt", "vllm-0.32.0-metrics-mfu.txt"])
 def dump(request: pytest.FixtureRequest) -> str:
     path = SHARED / "reference" / "samples" / request.param

@@ -31,14 +31,6 @@ from serving_bench import SECOND, held, recorded
 SHIPPED = rules.load([rules_dir()])
 
 
-@pytest.fixture(scope="module")
-def data() -> Path:
-    folder = SHARED / "cases" / "data"
-    if not folder.is_dir():
-        pytest.skip("needs the shared cases, which a clone does not have")
-    return folder
-
-
 def measured(telemetry: Telemetry) -> Measures:
     """All measures over the whole recording."""
     low, high = telemetry.span_ns() or (0, SECOND)

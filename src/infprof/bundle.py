@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from infprof import __version__
 from infprof.errors import InfprofError, UsageError
@@ -40,14 +40,6 @@ _INSIDE = re.compile(
 )
 _URL_USER = re.compile(r"(?<=://)[^/@\s]+@")
 _URL_QUERY = re.compile(r"(?<=\?)\S+")
-
-
-class RunNote(NamedTuple):
-    """Something that went otherwise than wished: a stable code, one sentence, and what helps (or None)."""
-
-    code: str
-    sentence: str
-    remedy: str | None = None
 
 
 @dataclass
@@ -73,8 +65,8 @@ class Manifest:
     notes: list[dict[str, Any]] = field(default_factory=list)
 
     def note(self, code: str, sentence: str, remedy: str | None = None) -> None:
-        """Record a note, once."""
-        row = RunNote(code, sentence, remedy)._asdict()
+        """Record, once, what went otherwise than wished: a stable code, one sentence, and what helps."""
+        row = {"code": code, "sentence": sentence, "remedy": remedy}
         if row not in self.notes:
             self.notes.append(row)
 
@@ -114,13 +106,15 @@ class Bundle:
         A bundle that is there is replaced with ``force``; nothing else ever is. Raises UsageError where the folder
         exists or cannot be written.
         """
+        bundle = cls(folder, manifest)
         try:
-            replaced = _set_aside(folder, force) if folder.exists() else None
+            if folder.exists():
+                bundle._replaced = _set_aside(folder, force)
             (folder / TRACE_DIR).mkdir(parents=True)
-            bundle = cls(folder, manifest)
-            bundle._replaced = replaced
             bundle.save()
         except OSError as error:
+            if bundle._replaced is not None:
+                bundle.undo()
             raise UsageError(
                 f"{folder} cannot be written: {error.strerror or error}. Name another folder with -o."
             ) from None

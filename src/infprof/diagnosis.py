@@ -440,7 +440,7 @@ class _Analysis:
             self.problems.append(
                 Problem(
                     "one-of-several-gpus",
-                    f"{len(gpus)} GPUs were watched; figures are those of the busiest, number {index} ({name}).",
+                    f"{len(gpus)} GPUs were watched; figures are those of number {index} ({name}).",
                     len(gpus),
                 )
             )

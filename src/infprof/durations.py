@@ -6,7 +6,7 @@ import re
 
 from infprof.errors import UsageError
 
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "": 1.0}
+UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "": 1.0}
 _LONGEST_S = 7 * 86400.0
 
 
@@ -15,9 +15,9 @@ def parse_seconds(option: str, text: str | None) -> float | None:
     if text is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", text.strip())
-    if match is None or match[2] not in _SECONDS:
+    if match is None or match[2] not in UNIT_SECONDS:
         raise UsageError(f"{option} {text}: write a time such as 10s, 500ms or 2min.")
-    seconds = float(match[1]) * _SECONDS[match[2]]
+    seconds = float(match[1]) * UNIT_SECONDS[match[2]]
     if not 0 < seconds <= _LONGEST_S:
         raise UsageError(f"{option} {text}: choose a time above 0 and up to a week.")
     return seconds

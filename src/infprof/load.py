@@ -26,6 +26,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from infprof.durations import UNIT_SECONDS
 from infprof.errors import EXIT_COLLECTOR, InfprofError, UsageError
 from infprof.rules.expression import unknown
 
@@ -63,7 +64,6 @@ class LoadSpec:
 
 
 _KEYS = ("users", "prompt", "output", "time")
-_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def parse_load(text: str) -> LoadSpec:
@@ -96,9 +96,9 @@ def _number(text: str, key: str, value: str) -> int:
 
 def _seconds(text: str, value: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value)
-    if not match or match.group(2) not in _UNITS or float(match.group(1)) == 0:
+    if not match or match.group(2) not in UNIT_SECONDS or float(match.group(1)) == 0:
         raise UsageError(f"In --load {text}: time must be like 30s, 2m or 500ms, not `{value}`.")
-    return float(match.group(1)) * _UNITS[match.group(2)]
+    return float(match.group(1)) * UNIT_SECONDS[match.group(2)]
 
 
 class SseEvents:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 _ASK_TIMEOUT_S = 2.0
 
 
-def http_client() -> httpx.Client:
+def http_client(timeout_s: float = _ASK_TIMEOUT_S) -> httpx.Client:
     """A client that talks to the target alone: no proxy, no netrc."""
     import httpx
 
-    return httpx.Client(timeout=_ASK_TIMEOUT_S, trust_env=False)
+    return httpx.Client(timeout=timeout_s, trust_env=False)
 
 
 def url_answers(client: httpx.Client, url: str) -> bool:
@@ -52,8 +52,8 @@ def log_matcher(pattern: str) -> re.Pattern[str]:
         raise UsageError(f"--ready-log {pattern}: not a regular expression ({error}).") from None
 
 
-def check_url(option: str, url: str) -> str:
-    """The URL, without a slash at its end. Raises UsageError where it is none."""
+def check_url(option: str, url: str) -> None:
+    """Raises UsageError where it is no URL of a server."""
     import httpx
 
     try:
@@ -65,7 +65,6 @@ def check_url(option: str, url: str) -> str:
         usable = False
     if not usable:
         raise UsageError(f"{option} {url}: give a URL such as http://127.0.0.1:8000.")
-    return url.rstrip("/")
 
 
 def origin(url: str) -> str:

@@ -50,6 +50,8 @@ _TICK_S = 0.2
 _FLUSH_S = 1.0
 # How long a program may take to end after it was asked to: servers finish requests first.
 END_PATIENCE_S = 20.0
+# Starting or stopping a profiler may take an engine that long.
+_PROFILE_TIMEOUT_S = 60.0
 # How long nsys may take to write a report, and after the user has given it up.
 _REPORT_LIMIT_S = 300.0
 _ABANDONED_LIMIT_S = 5.0
@@ -94,11 +96,10 @@ class RunOptions:
 
 @dataclass
 class RunResult:
-    """Where the bundle is, what `infprof run` ends with, and whether a trace was wanted and lost."""
+    """Where the bundle is, and what `infprof run` ends with."""
 
     bundle: Bundle
     exit_code: int
-    interrupted: bool = False
 
 
 class _Abandoned(BaseException):
@@ -154,7 +155,7 @@ class Session:
         self._clock = Clock()
         self._nsys: NsysBackend | None = None
         self._tee: OutputTee | None = None
-        self._base_url: str | None = options.url
+        self._base_url: str | None = None
         self._load_stop = threading.Event()
         self._load_thread: threading.Thread | None = None
         self._load_result: LoadResult | None = None
@@ -189,6 +190,7 @@ class Session:
         with self.interrupts.watching():
             try:
                 self.target = self._start_target()
+                self._runner = self._probe_runner(probes)
             except BaseException:
                 self._file.close()
                 if self._nsys is not None:
@@ -197,17 +199,18 @@ class Session:
                 raise
             self.bundle.keep()
             try:
-                self._observe(probes, load)
+                self._observe(load)
             finally:
                 # From here on it takes a moment, and must not be left half done.
                 self.interrupts.on_second = lambda: None
-                self._clean_up()
-                self._write_manifest()
+                try:
+                    self._clean_up()
+                finally:
+                    self._write_manifest()
         self.progress.done()
-        return RunResult(self.bundle, self._exit_code(), self.interrupts.asked)
+        return RunResult(self.bundle, self._exit_code())
 
-    def _observe(self, probes: list[Probe], load: LoadSpec | None) -> None:
-        self.interrupts.on_second = self._kill_now
+    def _probe_runner(self, probes: list[Probe]) -> ProbeRunner:
         context = ProbeContext(
             self.target.root_pid,
             self.options.command,
@@ -215,7 +218,10 @@ class Session:
             metrics_url=self.options.metrics_url,
             log_lines=self._tee.lines if self._tee else None,
         )
-        self._runner = ProbeRunner(probes, self._file, context)
+        return ProbeRunner(probes, self._file, context)
+
+    def _observe(self, load: LoadSpec | None) -> None:
+        self.interrupts.on_second = self._kill_now
         self._runner.start()
         for report in self._runner.reports:
             if report.state != "ok":
@@ -257,6 +263,8 @@ class Session:
         for option, url in (("--ready-url", o.ready_url), ("--url", o.url), ("--metrics-url", o.metrics_url)):
             if url is not None:
                 readiness.check_url(option, url)
+        if o.url is not None:
+            self._base_url = o.url.rstrip("/")
         if o.capture not in ("session", "cuda-profiler-api") and not o.capture.startswith("nvtx:"):
             raise UsageError(f"--capture {o.capture}: choose session, cuda-profiler-api or nvtx:RANGE.")
         if o.command and not _program_exists(o.command[0], o.environ):
@@ -395,13 +403,13 @@ class Session:
         ends = self._load_ended if load is not None and o.duration_s is None else None
         self._phase("capture", o.duration_s, until=ends)
 
-    def _ready(self, needs_url: bool) -> Callable[[], bool] | None:
-        """What says that the program is ready; None where nothing was asked for: then it is at once."""
+    def _ready(self, needs_url: bool) -> Callable[[], bool]:
+        """What says that the program is ready; where nothing was asked for, it is at once."""
         o = self.options
         checks: list[Callable[[], bool]] = []
-        client = readiness.http_client() if o.ready_url or o.url or needs_url else None
+        client = readiness.http_client() if o.ready_url or needs_url else None
         if o.ready_url is not None and client is not None:
-            url = readiness.check_url("--ready-url", o.ready_url)
+            url = o.ready_url
             self._base_url = self._base_url or readiness.origin(url)
             checks.append(lambda: readiness.url_answers(client, url))
         if o.ready_port is not None:
@@ -413,8 +421,6 @@ class Session:
             checks.append(lambda: readiness.seen_in(pattern, lines))
         if needs_url and client is not None:
             checks.append(lambda: self._find_server(client))
-        if not checks:
-            return lambda: True
         return lambda: all(check() for check in checks)
 
     def _find_server(self, client: Any) -> bool:
@@ -449,18 +455,16 @@ class Session:
             if ended_by is None:
                 self._tick(name, spent, limit_s)
         phase |= {"end_unix_ns": self._clock.now_ns(), "ended_by": ended_by}
-        return self._phase_went_on(name, ended_by, time.monotonic() - began, until is not None)
+        return self._phase_went_on(name, ended_by, time.monotonic() - began)
 
-    def _phase_went_on(self, name: str, ended_by: str, spent: float, had_condition: bool) -> bool:
+    def _phase_went_on(self, name: str, ended_by: str, spent: float) -> bool:
         if name == "start-up":
             if ended_by == "time":
-                self.manifest.note(
+                self._lose_trace(
                     "never-ready",
                     f"The program was not ready after {spent:.0f} s, so nothing was captured.",
                     "Check --ready-url, --ready-port or --ready-log, or allow more with --ready-timeout.",
                 )
-                self._trace_lost = True
-                self.progress.say(f"the program was not ready after {spent:.0f} s; giving up.")
                 return False
             if ended_by == "condition" and spent >= 1:
                 self.progress.say(f"ready after {spent:.0f} s.")
@@ -492,17 +496,20 @@ class Session:
         note = self._nsys.watch_space() if self._nsys is not None else None
         if note is not None:
             self._disk_full = True
-            self.manifest.note(*note)
-            self.progress.say(note.sentence)
+            self._note(*note)
 
     def _note_full_disk(self, why: str) -> None:
         self._disk_full = True
-        self.manifest.note(
+        self._note(
             "disk-full",
             f"The telemetry could not be written to {bundles.TELEMETRY} ({why}): the capture was ended early.",
             "Make room, or name another place with -o.",
         )
-        self.progress.say(f"the telemetry cannot be written ({why}); ending the capture.")
+
+    def _note(self, code: str, sentence: str, remedy: str | None = None) -> None:
+        """Say it now, and keep it for the diagnosis."""
+        self.manifest.note(code, sentence, remedy)
+        self.progress.say(sentence)
 
     def _start_capture(self) -> None:
         o = self.options
@@ -520,7 +527,7 @@ class Session:
         import httpx
 
         try:
-            with httpx.Client(timeout=60.0, trust_env=False) as client:
+            with readiness.http_client(_PROFILE_TIMEOUT_S) as client:
                 status = client.post(f"{self._base_url}/{what}").status_code
         except httpx.HTTPError as error:
             status = 0
@@ -572,8 +579,7 @@ class Session:
         self._load_stop.set()
         self._load_thread.join(10.0)
         if self._load_error is not None:
-            self.manifest.note("load-failed", self._load_error)
-            self.progress.say(self._load_error)
+            self._note("load-failed", self._load_error)
         if self._load_result is not None:
             import json
 
@@ -604,8 +610,7 @@ class Session:
 
     def _lose_trace(self, code: str, sentence: str, remedy: str | None = None) -> None:
         self._trace_lost = True
-        self.manifest.note(code, sentence, remedy)
-        self.progress.say(sentence)
+        self._note(code, sentence, remedy)
 
     def _export(self, nsys: NsysBackend, reports: list[Path]) -> None:
         traces = []
@@ -633,20 +638,17 @@ class Session:
                 nsys.close()
             for note in nsys.notes:
                 self.manifest.note(*note)
-        target = getattr(self, "target", None)
-        if target is not None and self.options.pid is None and not self._kept():
-            rest = {p.pid: p for p in (*target.leftovers(), *own_leftovers(self._children_before))}
-            if rest:
-                count = end_processes(rest.values(), 3.0)
-                if count:
-                    self.manifest.note(
-                        "left-running",
-                        f"{count} process{'es' if count > 1 else ''} that the program had started outlived it and "
-                        f"{'were' if count > 1 else 'was'} ended.",
-                        "--keep leaves the program and what it started running.",
-                    )
-        if target is not None:
-            self._reap()
+        if self.options.pid is None and not self._kept():
+            rest = {p.pid: p for p in (*self.target.leftovers(), *own_leftovers(self._children_before))}
+            count = end_processes(rest.values(), 3.0)
+            if count:
+                self.manifest.note(
+                    "left-running",
+                    f"{count} process{'es' if count > 1 else ''} that the program had started outlived it and "
+                    f"{'were' if count > 1 else 'was'} ended.",
+                    "--keep leaves the program and what it started running.",
+                )
+        self._reap()
         try:
             self._file.close()
             self.manifest.files["telemetry"] = bundles.TELEMETRY
@@ -660,8 +662,7 @@ class Session:
         m = self.manifest
         m.ended_unix_ns = self._clock.now_ns()
         m.clocks = self._clock.offsets()
-        runner = getattr(self, "_runner", None)
-        m.probes = [asdict(report) for report in runner.reports] if runner is not None else []
+        m.probes = [asdict(report) for report in self._runner.reports]
         if m.phase("capture") is None and not any(n["code"] == "never-ready" for n in m.notes):
             m.note("no-capture", "The program ended, or was not ready, before the capture began: nothing was captured.")
             self._trace_lost = True

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+
+from infprof.target import end_processes
 
 _PATIENCE_S = 1.0
 
@@ -30,17 +31,7 @@ def open_streams(processes: Sequence[psutil.Process]) -> list[Path]:
 
 def end(processes: Sequence[psutil.Process]) -> None:
     """Ask processes to end, then kill them: a spinning agent of nsys 2022.4 ignores SIGTERM."""
-    for process in processes:
-        _try(process.terminate)
-    _, alive = psutil.wait_procs(processes, timeout=_PATIENCE_S)
-    for process in alive:
-        _try(process.kill)
-    psutil.wait_procs(alive, timeout=_PATIENCE_S)
-
-
-def _try(send: Callable[[], None]) -> None:
-    with contextlib.suppress(psutil.Error):
-        send()
+    end_processes(processes, _PATIENCE_S)
 
 
 def lives(pid: int | None) -> bool:
