@@ -134,7 +134,8 @@ def test_a_clock_that_was_set_meanwhile_is_said(tmp_path: Path, step_ms: int, sa
 # --- the GPU's own figures --------------------------------------------------------------------------------------------
 
 
-def watched(folder: Path, uuid: str = UUID, trace: bool = True, **gauges: float) -> Diagnosis:
+def watched(folder: Path, uuid: str = UUID, trace: bool = True, owner: str = "", **gauges: float) -> Diagnosis:
+    """``owner``: whose memory is on the GPU, ``target`` or ``other``; empty = nobody can tell."""
     run = Run(folder)
     scope = f"gpu/{uuid}"
     facts: dict[str, Any] = {"gpu_uuid": uuid, "gpu_name": "NVIDIA H100 80GB HBM3", "gpu_of_target": "yes"}
@@ -143,6 +144,12 @@ def watched(folder: Path, uuid: str = UUID, trace: bool = True, **gauges: float)
         run.gpu.fact(name, value, scope)
     for signal, value in {"memory_used_bytes": 1e9, "utilization_ratio": 1.0, **gauges}.items():
         run.gauge(run.gpu, signal, lambda s, v=value: v, scope, BURSTS)  # type: ignore[misc]
+    for second in range(BURSTS + 1):
+        at = EPOCH + second * S
+        if owner == "target":
+            run.gpu.sample("process_memory_bytes", 1e9, scope, {"pid": "41"}, time_ns=at)
+        elif owner == "other":
+            run.gpu.sample("other_process_memory_bytes", 1e9, scope, time_ns=at)
     return diagnose(run.finish(bursts(gap=False) if trace else None, BURSTS))
 
 
@@ -177,10 +184,21 @@ GPM = {"gpm_graphics_active_ratio": 0.99, "gpm_fp32_active_ratio": 0.05, "gpm_fp
 )
 def test_gpm_tells_what_limits_a_busy_gpu(tmp_path: Path, trace: bool, tensor: float, dram: float, cls: str) -> None:
     found = watched(
-        tmp_path / "b", trace=trace, **GPM, gpm_tensor_active_ratio=tensor, gpm_dram_ratio=dram, sm_clock_mhz=1900
-    )
+        tmp_path / "b", trace=trace, owner="target", **GPM, gpm_tensor_active_ratio=tensor, gpm_dram_ratio=dram,
+        sm_clock_mhz=1900,
+    )  # fmt: skip
     assert (found.verdict.cls, found.verdict.rank) == (cls, "A")
     assert "GPM (tensor" in found.verdict.sentence
+
+
+@pytest.mark.parametrize("owner", ["other", ""])
+def test_counters_of_a_gpu_that_others_may_use_prove_nothing_of_the_program(tmp_path: Path, owner: str) -> None:
+    """Another tenant keeps the GPU busy, or in a container nobody can tell who does."""
+    found = watched(
+        tmp_path / "b", trace=False, owner=owner, **GPM, gpm_tensor_active_ratio=0.9, gpm_dram_ratio=0.2, sm_clock_mhz=900,
+        clock_event_reasons=POWER_CAP,
+    )  # fmt: skip
+    assert (found.verdict.cls, found.verdict.code) == ("unusable", "no-gpu-work")
 
 
 def test_utilisation_alone_never_names_a_limiter(tmp_path: Path) -> None:

@@ -111,9 +111,10 @@ def telemetry_verdict(
     Without a timeline nobody knows why a GPU was idle. What can be said: that nothing was asked of the server, or what
     limits a GPU that is busy, by its own hardware counters (rank A).
     """
+    nothing = _no_timeline() if no_trace else None
     if not captured:
         # What was seen is start-up or warm-up: an idle engine there says nothing.
-        return _no_timeline() if no_trace else None
+        return nothing
     # Time without an answer of the engine is not counted as time without requests.
     silent = _value(measures, "zero_running_ratio") * _value(measures, "engine_known_ratio")
     if silent >= thresholds.no_demand:
@@ -125,8 +126,9 @@ def telemetry_verdict(
             FAIR,
             f"No demand: for {_pct(silent)} of the capture the serving engine had no request running and none waiting.",
         )
-    if not no_trace or not _is_targets_gpu(measures):
-        return None if not no_trace else _no_timeline()
+    # Counters are the GPU's, whoever uses it: without memory of the program on it they prove nothing of the program.
+    if not no_trace or _value(measures, "target_memory_peak_bytes") <= 0:
+        return nothing
     # Only a GPU that hardly ever rests has a limiter that matters; why one rests only a timeline can tell.
     active = measures.value("gpm_graphics_active_ratio")
     if _value(measures, "gpu_load_ratio") >= thresholds.compute_max or (active or 0) >= thresholds.compute_max:
@@ -136,7 +138,7 @@ def telemetry_verdict(
         if verdict is not None:
             verdict.confidence = min(verdict.confidence, FAIR)
             return verdict
-    return _no_timeline()
+    return nothing
 
 
 def _no_timeline() -> Verdict:
@@ -145,11 +147,6 @@ def _no_timeline() -> Verdict:
         "No timeline was recorded, so where the GPU's time went cannot be told; what telemetry shows is below.",
         "run under nsys for a timeline (infprof doctor says what is missing).",
     )
-
-
-def _is_targets_gpu(m: Measures) -> bool:
-    """Whether nothing speaks against it that the program is what keeps the GPU busy."""
-    return not (_value(m, "other_process_memory_peak_bytes") > 0 and _value(m, "target_memory_peak_bytes") <= 0)
 
 
 def device_verdict(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
