@@ -290,9 +290,13 @@ def test_a_run_without_a_timeline_does_not_call_its_telemetry_unusable(tmp_path:
 
     run = Run(tmp_path / "b")
     run.gauge(run.engine, "running_requests", lambda s: 4, "engine/0", SECONDS)
-    text = render(name, diagnose(run.finish(None, SECONDS)))
+    # More requests wait than run: something to find.
+    run.gauge(run.engine, "waiting_requests", lambda s: 40, "engine/0", SECONDS)
+    found = diagnose(run.finish(None, SECONDS))
+    assert "queueing" in rules(found)
+    text = render(name, found)
     assert "No GPU timeline: telemetry only" in text and "Unusable" not in text
-    assert "telemetry (rank C)" in text
+    assert "telemetry (rank C)" in text and "the timeline (rank C)" not in text
 
 
 def test_hours_without_an_answer_are_not_hours_without_requests(tmp_path: Path) -> None:

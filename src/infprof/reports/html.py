@@ -136,7 +136,7 @@ def render(diagnosis: Diagnosis, options: HtmlOptions | None = None) -> str:
         data=_data(diagnosis, charts),
         slice_colors={_slice_key(kind, cause): style.color for (kind, cause), style in labels.SLICES.items()},
         **_answer(diagnosis),
-        findings=[_finding(n, f, diagnosis.window.duration_ns) for n, f in enumerate(diagnosis.findings, 1)],
+        findings=[_finding(n, f, diagnosis) for n, f in enumerate(diagnosis.findings, 1)],
         tables=[table for table in _tables(diagnosis) if table.rows],
         whatif=fmt.whatif_lines(diagnosis),
         telemetry=telemetry_lines(diagnosis),
@@ -254,8 +254,9 @@ def _device_bar(device: DeviceResult, order: list[fmt.SliceKey], window_ns: int)
     return bar
 
 
-def _finding(number: int, finding: Finding, window_ns: int) -> dict[str, Any]:
+def _finding(number: int, finding: Finding, diagnosis: Diagnosis) -> dict[str, Any]:
     """A finding as the template shows it."""
+    window_ns = diagnosis.window.duration_ns
     is_time = finding.cost.unit == "ns" and finding.cost.value is not None
     return {
         "number": number,
@@ -270,7 +271,7 @@ def _finding(number: int, finding: Finding, window_ns: int) -> dict[str, Any]:
         "where": [_where(where) for where in finding.where[:_PLACES]],
         "remedies": _by_stack(finding.remedies),
         "gain": fmt.gain_text(finding.gain),
-        "rank": labels.rank_words(finding.rank),
+        "rank": labels.rank_words(finding.rank, labels.without_timeline(diagnosis)),
         "confidence": labels.confidence_words(finding.confidence),
     }
 
