@@ -28,7 +28,7 @@ _CAP_SYS_PTRACE = 19
 _CAP_SYS_ADMIN = 21
 _CAP_PERFMON = 38
 
-_OLDEST_NSYS = (2022, 1)
+OLDEST_NSYS = (2022, 1)
 # NVIDIA's documents: from this driver on CAP_PERFMON is enough for the hardware counters.
 _PERFMON_DRIVER = 565
 # Found by recording with each: the ranges of these nvtx packages are not recorded by nsys up to 2023.4.
@@ -157,7 +157,7 @@ def check_machine(machine: Machine) -> list[Check]:
     """All checks, in the order in which they are worth reading."""
     tools = find_nsys(machine)
     nvml = ask_nvml(machine)
-    driver = _driver_version(machine) or nvml.driver
+    driver = driver_version(machine) or nvml.driver
     return [
         _check_reading(machine),
         _check_nsys(machine, tools),
@@ -165,9 +165,9 @@ def check_machine(machine: Machine) -> list[Check]:
         _check_driver(machine, driver),
         _check_gpus(machine, nvml, driver),
         _check_visible_devices(machine, nvml),
-        _check_counters(machine, driver),
-        _check_counter_users(machine),
-        _check_cpu_sampling(machine),
+        check_counters(machine, driver),
+        check_counter_users(machine),
+        check_cpu_sampling(machine),
         _check_ptrace(machine),
         _check_torch(machine),
         _check_cpus(machine),
@@ -228,7 +228,8 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
-def _size(count: int) -> str:
+def binary_size(count: int) -> str:
+    """Bytes as GiB or MiB."""
     for unit, divisor in (("GiB", _GIB), ("MiB", 1 << 20)):
         if count >= divisor:
             return f"{count / divisor:.1f} {unit}"
@@ -253,11 +254,12 @@ def find_nsys(machine: Machine) -> list[Nsys]:
     for path in [*on_path, *(p for place in _NSYS_PLACES for p in machine.glob(place))]:
         real = Path(os.path.realpath(path))
         if real not in found and path.is_file() and os.access(path, os.X_OK):
-            found[real] = Nsys(path, _nsys_version(path), path in on_path)
+            found[real] = Nsys(path, nsys_version(path), path in on_path)
     return sorted(found.values(), key=lambda n: (n.version is not None, n.on_path, n.version or ()), reverse=True)
 
 
-def _nsys_version(path: Path) -> tuple[int, ...] | None:
+def nsys_version(path: Path) -> tuple[int, ...] | None:
+    """The version that an nsys program gives; None where it is none, or does not run."""
     try:
         # nsys starts in well under a second; a hanging one must not hang the check.
         done = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", timeout=20)
@@ -267,14 +269,15 @@ def _nsys_version(path: Path) -> tuple[int, ...] | None:
     return _numbers(match.group(1)) if match and done.returncode == 0 else None
 
 
-def _install_nsys(machine: Machine) -> str:
+def install_nsys(machine: Machine) -> str:
+    """The command that installs nsys on such a system."""
     tool = "dnf" if _system_id(machine) == "rhel" else "apt-get"
     return f"sudo {tool} install -y nsight-systems-cli"
 
 
 def _check_nsys(machine: Machine, tools: list[Nsys]) -> Check:
     title = "Nsight Systems"
-    install = _install_nsys(machine)
+    install = install_nsys(machine)
     if not tools:
         return Check(
             "nsys",
@@ -295,18 +298,18 @@ def _check_nsys(machine: Machine, tools: list[Nsys]) -> Check:
     to_path = f'export PATH={shlex.quote(str(Path(machine.shown(newest.path)).parent))}:"$PATH"'
     if not best.on_path:
         return Check("nsys", title, "warning", f"{found}, not on PATH", "Put it on PATH.", to_path)
-    fault = _nsys_fault(best.version)
+    fault = nsys_fault(best.version)
     if fault is None:
         return Check("nsys", title, "ok", found)
-    if _nsys_fault(newest.version or ()) is None:
+    if nsys_fault(newest.version or ()) is None:
         return Check("nsys", title, "warning", f"{found}: {fault}", "Put the newer one first on PATH.", to_path)
     remedy = "Install a newer one; until then record with --sample=none --cpuctxsw=none."
     return Check("nsys", title, "warning", f"{found}: {fault}", remedy, install)
 
 
-def _nsys_fault(version: tuple[int, ...]) -> str | None:
+def nsys_fault(version: tuple[int, ...]) -> str | None:
     """What is known to be wrong with a version."""
-    if version < _OLDEST_NSYS:
+    if version < OLDEST_NSYS:
         return "too old to be sure of its reports"
     if version[:2] == (2022, 4):
         return "its context-switch tracing can hang on new kernels"
@@ -334,7 +337,8 @@ def _check_nvtx(machine: Machine, tools: list[Nsys]) -> Check:
 # --- driver and GPUs -------------------------------------------------------------------------------------------------
 
 
-def _driver_version(machine: Machine) -> str | None:
+def driver_version(machine: Machine) -> str | None:
+    """The version of the loaded NVIDIA kernel module; None without one."""
     match = re.search(
         r"NVRM version:.*?\b(\d{3,4}\.\d+(?:\.\d+)?)\b", machine.read("/proc/driver/nvidia/version") or ""
     )
@@ -506,7 +510,8 @@ def _is_device_id(text: str, gpus: int) -> bool:
 # --- hardware counters -----------------------------------------------------------------------------------------------
 
 
-def _check_counters(machine: Machine, driver: str | None) -> Check:
+def check_counters(machine: Machine, driver: str | None) -> Check:
+    """Whether the driver lets this user read the hardware counters."""
     title = "GPU counter permission"
     if driver is None:
         return Check("counters", title, "unknown", "no NVIDIA driver to ask")
@@ -545,7 +550,8 @@ def _check_counters(machine: Machine, driver: str | None) -> Check:
 _COUNTER_USERS = ("nv-hostengine", "dcgm-exporter")
 
 
-def _check_counter_users(machine: Machine) -> Check:
+def check_counter_users(machine: Machine) -> Check:
+    """Whether another program seems to hold the hardware counters."""
     title = "Others on the counters"
     names = {(machine.read(machine.shown(path)) or "").strip() for path in machine.glob("/proc/[0-9]*/comm")}
     found = sorted(names.intersection(_COUNTER_USERS))
@@ -566,7 +572,8 @@ def _check_counter_users(machine: Machine) -> Check:
 # --- CPU side --------------------------------------------------------------------------------------------------------
 
 
-def _check_cpu_sampling(machine: Machine) -> Check:
+def check_cpu_sampling(machine: Machine) -> Check:
+    """Whether the kernel permits CPU samples and context switches to be recorded."""
     title = "CPU samples, switches"
     text = (machine.read("/proc/sys/kernel/perf_event_paranoid") or "").strip()
     privileged = _has_capability(machine, _CAP_SYS_ADMIN, _CAP_PERFMON)
@@ -784,7 +791,7 @@ def _check_memory(machine: Machine) -> Check:
             limited = limited or free[-1] == min(free)
     if not free:
         return Check("memory", title, "unknown", "neither /proc/meminfo nor a cgroup says how much is free")
-    found = f"{_size(min(free))} free" + (" under the container's or service's limit" if limited else "")
+    found = f"{binary_size(min(free))} free" + (" under the container's or service's limit" if limited else "")
     if min(free) >= _LOW_MEMORY_BYTES:
         return Check("memory", title, "ok", found)
     if limited:
@@ -800,8 +807,10 @@ def _check_shm(machine: Machine) -> Check:
     if space is None:
         return Check("shm", title, "unknown", "/dev/shm cannot be looked at")
     if space[0] >= _LOW_SHM_BYTES:
-        return Check("shm", title, "ok", f"/dev/shm holds {_size(space[0])}")
-    found = f"/dev/shm holds only {_size(space[0])}: NCCL and multi-process servers fail or fall back to slower ways"
+        return Check("shm", title, "ok", f"/dev/shm holds {binary_size(space[0])}")
+    found = (
+        f"/dev/shm holds only {binary_size(space[0])}: NCCL and multi-process servers fail or fall back to slower ways"
+    )
     if container_kind(machine) is not None:
         return Check(
             "shm",
@@ -821,12 +830,12 @@ def _check_temp(machine: Machine) -> Check:
     if space is None:
         return Check("temp-space", title, "unknown", "/tmp cannot be looked at")
     if space[1] >= _LOW_TEMP_BYTES:
-        return Check("temp-space", title, "ok", f"{_size(space[1])} free")
+        return Check("temp-space", title, "ok", f"{binary_size(space[1])} free")
     return Check(
         "temp-space",
         title,
         "warning",
-        f"{_size(space[1])} free, and nsys keeps its intermediate file there",
+        f"{binary_size(space[1])} free, and nsys keeps its intermediate file there",
         "See what fills it.",
         "du -xh --max-depth=1 /tmp | sort -h | tail",
     )

@@ -83,8 +83,8 @@ class NsysBackend:
     def _require_sessions(self) -> None:
         if not (self._help.has("start", "--session-new") and self._help.has("launch", "--session")):
             raise Unavailable(f"{self._nsys} knows no sessions: it is too old or does not run. Install a newer nsys.")
-        if self.version < doctor._OLDEST_NSYS:
-            fault = doctor._nsys_fault(self.version)
+        if self.version < doctor.OLDEST_NSYS:
+            fault = doctor.nsys_fault(self.version)
             self._note(Note("nsys-version", f"The nsys found is {fault}.", "Install a newer nsys."))
 
     def _wish_gpu_metrics(self) -> bool:
@@ -396,10 +396,8 @@ class NsysBackend:
         failure = nsys_messages.explain(answer.text)
         free = nsys_checks.free_bytes(self._machine, report.parent)
         if failure.code == "disk-full" or (free is not None and free < 2 * report.stat().st_size):
-            room = "" if free is None else f": {report.parent} has {doctor._size(free)} free"
-            sentence = (
-                f"{report.name} ({doctor._size(report.stat().st_size)}) could not be exported, the disk is full{room}."
-            )
+            room = "" if free is None else f": {report.parent} has {doctor.binary_size(free)} free"
+            sentence = f"{report.name} ({doctor.binary_size(report.stat().st_size)}) could not be exported, the disk is full{room}."
             return InfprofError(
                 f"{sentence} An export is several times larger than its report: free space.", EXIT_COLLECTOR
             )
@@ -449,12 +447,12 @@ class NsysBackend:
 def _find(machine: Machine, chosen: Path | None) -> tuple[Path, tuple[int, ...]]:
     """The nsys to use. Raises Unavailable where there is none that runs."""
     if chosen is not None:
-        version = doctor._nsys_version(chosen)
+        version = doctor.nsys_version(chosen)
         if version is None:
             raise Unavailable(f"{chosen} is no nsys that runs: give the path of its nsys program.")
         return chosen, version
     found = doctor.find_nsys(machine)
-    install = doctor._install_nsys(machine)
+    install = doctor.install_nsys(machine)
     if not found:
         raise Unavailable(f"There is no nsys on PATH or in its usual folders. Install it: {install}.")
     working = [(tool.version, tool.path) for tool in found if tool.version is not None]

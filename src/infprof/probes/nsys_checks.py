@@ -24,7 +24,7 @@ def gpu_metrics_obstacle(machine: Machine) -> Note | None:
     if not nvml.gpus and (nvml.error is None or nvml.code is not None):
         found = nvml.error or "it lists none"
         return Note("gpu-metrics-no-gpu", f"GPU metrics are left out: no GPU by NVML ({found}).", None)
-    check = doctor._check_counters(machine, doctor._driver_version(machine) or nvml.driver)
+    check = doctor.check_counters(machine, doctor.driver_version(machine) or nvml.driver)
     return not_permitted() if check.status == "warning" else None
 
 
@@ -46,7 +46,7 @@ def gpu_metrics_refused(machine: Machine, reason: Note) -> Note:
         return not_permitted()
     if reason.code == "gpu-metrics-no-gpu":
         return Note(reason.code, f"GPU metrics are left out: {_lower(reason.sentence)}", None)
-    users = doctor._check_counter_users(machine)
+    users = doctor.check_counter_users(machine)
     remedy = (
         "Ask who runs it to pause it while recording (DCGM: dcgmi profmon --pause, afterwards dcgmi profmon --resume); "
         "from Hopper on GPM gives counters beside it."
@@ -72,7 +72,7 @@ def sampling_obstacle(machine: Machine, version: tuple[int, ...]) -> Note | None
             "CPU samples and context switches are left out: with them nsys 2022.4 can hang on new kernels.",
             "Install a newer nsys.",
         )
-    check = doctor._check_cpu_sampling(machine)
+    check = doctor.check_cpu_sampling(machine)
     if check.status != "warning":
         return None
     sentence = f"CPU samples and context switches are left out: {check.found}."
@@ -135,4 +135,4 @@ def _make_room(spool: Path) -> str:
 
 
 def _size(count: int) -> str:
-    return doctor._size(count)
+    return doctor.binary_size(count)
