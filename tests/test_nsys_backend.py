@@ -611,14 +611,13 @@ TARGET = "import time; print('up', flush=True)\\nwhile True: time.sleep(0.05)"
 from infprof.probes.nsys import CapturePlan, NsysBackend
 backend = NsysBackend(CapturePlan(Path(sys.argv[1])), nsys=Path(sys.argv[2]))
 backend.launch([sys.executable, "-S", "-c", TARGET], os.environ)
-def interrupted(*_):
-    os.kill(backend.target_pid(), signal.SIGINT)
-    print(len(backend.finish(30)), backend.target_exit_code(), flush=True)
-    backend.close()
-    sys.exit()
-signal.signal(signal.SIGINT, interrupted)
+received = []
+signal.signal(signal.SIGINT, lambda *_: received.append(1))
 print('up', flush=True)
-while True: time.sleep(0.05)
+while not received: time.sleep(0.05)
+os.kill(backend.target_pid(), signal.SIGINT)
+print(len(backend.finish(30)), backend.target_exit_code(), flush=True)
+backend.close()
 """
 
 

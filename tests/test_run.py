@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -473,3 +474,38 @@ def test_secrets_inside_of_words_are_not_kept(command: list[str]) -> None:
 @pytest.mark.parametrize("command", [["python", "-m", "tokenizer_server", "--model", "m"], ["./monkey", "keyboard.py"]])
 def test_ordinary_words_are_kept(command: list[str]) -> None:
     assert redact_command(command) == command
+
+
+def test_a_signal_in_the_middle_of_a_line_of_ours_is_no_defect(tmp_path: Path) -> None:
+    """Python refuses to write to a stream from a handler that interrupted a write to it."""
+    from infprof import session
+    from infprof.progress import Progress
+
+    class Stream:
+        """As a terminal is: refuses a second write inside of a first; the user presses Ctrl-C during the first."""
+
+        def __init__(self) -> None:
+            self.writing = self.pressed = False
+            self.text = ""
+
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> None:
+            if self.writing:
+                raise RuntimeError("reentrant call")
+            self.writing = True
+            if not self.pressed and "capture" in text:
+                self.pressed = True
+                signal.raise_signal(signal.SIGINT)
+            self.text += text
+            self.writing = False
+
+        def flush(self) -> None:
+            pass
+
+    stream = Stream()
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    options = session.RunOptions(command, output=tmp_path / "b", backend="none", probes=())
+    result = session.Session(options, Progress(stream)).run()  # type: ignore[arg-type]
+    assert result.exit_code == 130 and "SIGINT: ending the capture" in stream.text

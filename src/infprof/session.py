@@ -109,8 +109,7 @@ class _Abandoned(BaseException):
 class _Interrupts:
     """Ctrl-C and its relatives: the first ends the capture and keeps everything, the second kills."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self) -> None:
         self.received: list[int] = []
         self.on_second: Callable[[], None] = lambda: None
 
@@ -135,12 +134,9 @@ class _Interrupts:
                 signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        # Nothing is written here: the signal may have come in the middle of a write to the same stream.
         self.received.append(number)
-        if len(self.received) == 1:
-            self._progress.say(
-                f"{signal_name(number)}: ending the capture and keeping what was collected (once more gives up)."
-            )
-        else:
+        if len(self.received) > 1:
             self.on_second()
 
 
@@ -150,7 +146,7 @@ class Session:
     def __init__(self, options: RunOptions, progress: Progress | None = None) -> None:
         self.options = options
         self.progress = progress or Progress()
-        self.interrupts = _Interrupts(self.progress)
+        self.interrupts = _Interrupts()
         self.manifest = Manifest(redact_command(options.command), time.time_ns())
         self._clock = Clock()
         self._nsys: NsysBackend | None = None
@@ -354,7 +350,6 @@ class Session:
         self._load_stop.set()
         # A program that somebody else started is not ours to kill.
         if self.options.pid is None:
-            self.progress.say("killing the program.")
             self._killed = True
             self.target.kill_all()
         if self._ending:
@@ -363,6 +358,7 @@ class Session:
     def _end_target(self) -> None:
         target, o = self.target, self.options
         if self._killed:
+            self.progress.say("killing the program.")
             target.wait(5)
             how = "by infprof (SIGKILL)"
         elif self._ended_by_itself or not target.alive():
@@ -441,6 +437,9 @@ class Session:
             spent = time.monotonic() - began
             if self.interrupts.asked:
                 ended_by = signal_name(self.interrupts.received[0])
+                self.progress.say(
+                    f"{ended_by}: ending the capture and keeping what was collected (once more gives up)."
+                )
             elif not self.target.alive():
                 ended_by, self._ended_by_itself = "the end of the program", not self._killed
             elif self._disk_full:
