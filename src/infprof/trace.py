@@ -97,6 +97,18 @@ SCHEMA: dict[str, dict[str, str]] = {
         "kind": "PUSH_POP or START_END",
         "message_bytes": "count",
     },
+    # Operators of a framework (aten::mm, …) by host time; what they were called with is in Trace.inputs.
+    "operators": {"start": "time", "end": "time", "thread": "threads", "name": "strings", "inputs": "inputs"},
+    # Collectives whose kernel says what it moves: one row per kernel, ``bytes`` = payload of this rank (-1 = not known),
+    # ``group`` names the process group with its ranks, ``sequence`` counts the group's collectives (-1 = not known).
+    "collectives": {
+        **_ON_GPU,
+        "name": "strings",
+        "group": "strings",
+        "group_size": "count",
+        "bytes": "count",
+        "sequence": "id",
+    },
     "os_calls": {"start": "time", "end": "time", "thread": "threads", "name": "strings"},
     "overheads": {"start": "time", "end": "time", "thread": "threads", "kind": "PROFILER, MODULE_LOAD, …"},
     "memory_events": {"time": "time", "process": "processes", "device": "devices", "bytes": "count", "delta": "count"},
@@ -220,6 +232,21 @@ class Stream:
     number: int
 
 
+@dataclass(frozen=True)
+class OperatorInputs:
+    """What an operator was called with, one entry per input.
+
+    ``shapes`` holds the dimensions of a tensor (empty for a scalar or what is none), for a list of tensors a tuple of
+    such tuples; ``types`` the recorder's type names (``c10::BFloat16``, ``Scalar``, ``TensorList``, …); ``scalars`` the
+    text of those that are no tensors, empty where there is none; ``strides`` like shapes, empty where not recorded.
+    """
+
+    shapes: tuple[tuple[Any, ...], ...]
+    types: tuple[str, ...]
+    scalars: tuple[str, ...] = ()
+    strides: tuple[tuple[Any, ...], ...] = ()
+
+
 @dataclass
 class TraceProvenance:
     tool: str
@@ -246,10 +273,17 @@ class Trace:
     syncs: Table | None = None
     api_calls: Table | None = None
     ranges: Table | None = None
+    operators: Table | None = None
+    collectives: Table | None = None
     os_calls: Table | None = None
     overheads: Table | None = None
     memory_events: Table | None = None
     counters: Table | None = None
+    # Distinct argument lists of operators: column ``inputs`` of ``operators`` points here, -1 = not recorded.
+    inputs: list[OperatorInputs] = field(default_factory=list)
+    # Which process of a distributed job this trace is of, where the recorder wrote it down.
+    rank: int | None = None
+    world_size: int | None = None
     # Launches (process, correlation) whose GPU operation was recorded without usable times: those left out above.
     dropped_launches: tuple[IntArray, IntArray] | None = None
     dropped_operations: int = 0
