@@ -31,7 +31,9 @@ def install(folder: Path, **settings: Any) -> Path:
     Settings: version; help (options by command); refuse ({text in the command line: what is said before it fails});
     ranges (number of reports); stray (leave a .qdstrm); full (the disk is full when the report is written); hang (this
     command never ends); stubborn (the agent ignores SIGTERM); deaf (`launch` does not survive a SIGINT); delay_s (how
-    long the report takes after the target's end); elsewhere (the report goes to TMPDIR); silent (no report at all); flaky (the first launch fails); closes_streams (the target inherits 0, 1 and 2 only).
+    long the report takes after the target's end); elsewhere (the report goes to TMPDIR); silent (no report at all); flaky (the first launch fails);
+    closes_streams (the target inherits 0, 1 and 2 only); extension (of its reports, with the words of 2021); export
+    (the file that an export is a copy of, "" = none is written, without a word).
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.json").write_text(json.dumps(settings))
@@ -136,13 +138,17 @@ class Fake:
         if self.settings.get("elsewhere"):
             output = os.path.join(os.environ["TMPDIR"], "nsys-report-1234")
         ranges = self.settings.get("ranges", 1)
-        names = [f"{output}.nsys-rep"] if ranges == 1 else [f"{output}.{i + 1}.nsys-rep" for i in range(ranges)]
+        extension = self.settings.get("extension", ".nsys-rep")
+        names = [f"{output}{extension}"] if ranges == 1 else [f"{output}.{i + 1}{extension}" for i in range(ranges)]
         for name in names:
             Path(name).write_bytes(HEAD + TAIL)
         if self.settings.get("stray"):
             stream = os.path.join(os.environ["TMPDIR"], "nsys-report-abcd.qdstrm")
             Path(stream).write_bytes(b"x")
             print(f"Generating '{stream}'")
+        if "extension" in self.settings:
+            print("Processing [===100%]\n" + "\n".join(f'Report file moved to "{name}"' for name in names), flush=True)
+            return 0
         print("[1/1] [===100%] x\rGenerated:\n" + "\n".join(f"    {name}" for name in names), flush=True)
         return 0
 
@@ -162,10 +168,16 @@ class Fake:
     def export(self) -> int:
         output = self.option("--output")
         assert output is not None
-        Path(output).write_bytes(b"part")
         if self.settings.get("full"):
-            print("database or disk is full")
-            return 1
+            Path(output).touch()
+            print("Dynamic exception type: boost::wrapexcept<QuadDCommon::RuntimeException>")
+            print("[QuadDCommon::tag_message*] = database or disk is full")
+            return 0
+        if self.settings.get("export") is not None:
+            if self.settings["export"]:
+                Path(output).write_bytes(Path(self.settings["export"]).read_bytes())
+            return 0
+        Path(output).write_bytes(b"part")
         return 0
 
 

@@ -14,6 +14,7 @@ from infprof.bundle import Bundle, Manifest
 from infprof.diagnosis import Options, analyze_file
 from infprof.errors import InfprofError
 from infprof.probes.gpu_signals import SIGNALS as GPU_SIGNALS
+from infprof.probes.host import SIGNALS as HOST_SIGNALS
 from infprof.probes.recorder import Clock, Recorder, TelemetryFile
 from infprof.probes.serving import SIGNALS as ENGINE_SIGNALS
 from infprof.results import Diagnosis
@@ -207,6 +208,65 @@ def test_utilisation_alone_never_names_a_limiter(tmp_path: Path) -> None:
     assert found.has_telemetry
 
 
+# --- runs without a GPU, without a timeline -----------------------------------------------------------------------------
+
+
+def alone(folder: Path, trace: TraceBuilder | None) -> Diagnosis:
+    """A program whose busiest thread waits for a CPU half of the time: something to find without any timeline."""
+    run = Run(folder)
+    host = run.file.recorder("host", HOST_SIGNALS)
+    host.fact("cpu_count", 2)
+    for second in range(31):
+        for signal, per_s in (
+            ("thread_run_ns", S // 2),
+            ("thread_wait_ns", S // 2),
+            ("thread_user_ns", S // 2),
+            ("thread_system_ns", 0),
+            ("thread_voluntary_switches", 1),
+            ("thread_involuntary_switches", 900),
+        ):
+            host.sample(signal, per_s * second, "thread/10/10", time_ns=EPOCH + second * S)
+    return diagnose(run.finish(trace, 30))
+
+
+@pytest.mark.parametrize("name", ["terminal", "markdown", "html"])
+def test_what_is_known_comes_first_where_there_is_no_timeline(tmp_path: Path, name: str) -> None:
+    from infprof.reports import render
+
+    found = alone(tmp_path / "b", None)
+    text = render(name, found)
+    assert 0 < text.index("Telemetry") < text.index(found.findings[0].title)
+    assert "of the same run" not in text and "in the same run" not in text
+    assert "no-ranges" not in {p.code for p in found.problems}
+
+
+def test_findings_that_claim_no_time_come_severest_first(tmp_path: Path) -> None:
+    found = alone(tmp_path / "b", None).findings
+    assert [f.rule for f in found if f.cost.value is None][:2] == ["run-queue", "context-switches"]
+    assert [f.severity for f in found][:2] == ["warning", "info"]
+
+
+def test_a_machine_without_a_gpu_is_not_told_to_record_again(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    thread = trace.thread()
+    trace.nvtx(0, 30 * S, "work", thread=thread)
+    trace.session(0, 30 * S, utc_epoch_ns=EPOCH)
+    verdict = alone(tmp_path / "b", trace).verdict
+    assert (verdict.cls, verdict.code, verdict.remedies) == ("unusable", "no-gpu-work", [])
+    assert "neither the recorder nor a probe saw one" in verdict.sentence
+    assert "nsys profile" not in (verdict.why_not or "")
+
+
+def test_a_gpu_that_was_not_used_is_told_apart_from_none(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    trace.gpu(uuid=UUID)
+    trace.nvtx(0, 30 * S, "work", thread=trace.thread())
+    trace.session(0, 30 * S, utc_epoch_ns=EPOCH)
+    verdict = alone(tmp_path / "b", trace).verdict
+    assert verdict.code == "no-gpu-work" and verdict.remedies
+    assert "saw one" not in verdict.sentence
+
+
 # --- bundles that are not whole ---------------------------------------------------------------------------------------
 
 
@@ -228,7 +288,9 @@ def test_of_several_captures_the_last_is_shown_and_the_others_are_named(tmp_path
     run.bundle.save()
     found = diagnose(folder)
     assert found.verdict.cls == "gpu-busy"
-    assert "capture.1.sqlite" in next(p.message for p in found.problems if p.code == "several-captures")
+    said = next(p.message for p in found.problems if p.code == "several-captures")
+    assert "`infprof analyze b/trace/capture.1.sqlite`" in said
+    assert diagnose(folder / "trace" / "capture.1.sqlite").verdict.cls == "scheduling-bubble"
 
 
 def test_damaged_telemetry_costs_only_the_telemetry(tmp_path: Path) -> None:

@@ -55,3 +55,39 @@ def test_only_listening_sockets_of_a_table_count() -> None:
         b"   3: short 0A \n"
     )
     assert listening._listeners(table) == {"socket:[4242]": 8000}
+
+
+def test_the_kernels_tables_are_read_when_sockets_change_and_else_at_each_third_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads: list[str] = []
+    real = listening.procfs.read_or_none
+    monkeypatch.setattr(listening.procfs, "read_or_none", lambda path: reads.append(str(path)) or real(path))
+
+    def tables() -> int:
+        found = sum(path.endswith(("/net/tcp", "/net/tcp6")) for path in reads)
+        reads.clear()
+        return found // 2
+
+    with socket.create_server(("127.0.0.1", 0)) as mine, socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        late = bound.getsockname()[1]
+        ports = listening.ListeningPorts(os.getpid())
+        assert mine.getsockname()[1] in ports.now() and tables() == 1
+        bound.listen()
+        answers = [ports.now() for _ in range(3)]
+        assert tables() == 1 and late in answers[-1]
+        with socket.create_server(("127.0.0.1", 0)) as new:
+            assert new.getsockname()[1] in ports.now() and tables() == 1
+        assert late in ports.now() and tables() == 1
+
+
+def test_a_program_without_sockets_costs_no_walk_through_all_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = listening.procfs.read_or_none
+    paths: list[str] = []
+    monkeypatch.setattr(listening.procfs, "read_or_none", lambda path: paths.append(str(path)) or real(path))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
+        assert listening_ports(program.pid) == []
+        assert program.stdin is not None
+        program.stdin.close()
+    assert not any("/net/" in path for path in paths)

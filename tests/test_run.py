@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from infprof.bundle import redact_command
 from infprof.durations import parse_seconds
 from infprof.errors import UsageError
+from infprof.probes.runner import ProbeReport
 from run_bench import INFPROF, PATIENCE_S, codes, gone, manifest, nothing_left, run, until
 
 PLAIN = ["--backend", "none", "--probes", ""]
@@ -289,7 +292,8 @@ def test_a_server_that_is_never_ready(program: Callable[[str], list[str]], tmp_p
         "--", *program("import time; time.sleep(600)"),
     )  # fmt: skip
     assert done.returncode == 4
-    assert "was not ready" in done.stderr
+    assert "waiting until the program is ready, at most 0.3 s" in done.stderr and "was not ready" in done.stderr
+    assert "The capture never began" in done.stdout
     assert codes(tmp_path / "b") == ["never-ready"]
 
 
@@ -305,6 +309,35 @@ def test_a_server_that_dies_while_it_starts(program: Callable[[str], list[str]],
     done = run(*PLAIN, "-o", str(tmp_path / "b"), "--ready-log", "never", "--", *program("import sys; sys.exit(9)"))
     assert done.returncode == 9
     assert manifest(tmp_path / "b")["phases"][-1]["ended_by"] == "the end of the program"
+
+
+@pytest.mark.parametrize(
+    ("asked", "states", "said"),
+    [
+        (None, {"nvml": "ok", "amd": "unavailable"}, []),
+        (None, {"nvml": "unavailable", "amd": "unavailable"}, ["nvml", "amd"]),
+        (None, {"nvml": "ok", "amd": "failed", "host": "unavailable"}, ["amd", "host"]),
+        (("nvml", "amd"), {"nvml": "ok", "amd": "unavailable"}, ["amd"]),
+    ],
+)
+def test_the_other_makers_gpu_probe_is_no_news(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    asked: tuple[str, ...] | None,
+    states: dict[str, str],
+    said: list[str],
+) -> None:
+    from infprof import session
+    from infprof.progress import Progress
+
+    monkeypatch.setattr(session.ProbeRunner, "start", lambda self: self.reports.extend(reports))
+    reports = [ProbeReport(name, state, "why") for name, state in states.items()]
+    options = session.RunOptions(("true",), output=tmp_path / "b", backend="none", probes=asked)
+    lines = io.StringIO()
+    session.Session(options, Progress(lines)).run()
+    found = re.findall(r"probe (\w+) is left out", lines.getvalue())
+    assert found == said
+    assert [p["name"] for p in manifest(tmp_path / "b")["probes"]] == list(states)
 
 
 # --- where it goes ----------------------------------------------------------------------------------------------------
@@ -398,6 +431,20 @@ def test_a_bundle_is_diagnosed_again_the_same(program: Callable[[str], list[str]
     assert again.stdout == first.stdout == (tmp_path / "b" / "diagnosis.json").read_text()
 
 
+def test_a_run_that_cannot_be_diagnosed_says_where_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from infprof import cli
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(cli, "_diagnose", broken)
+    words = ["run", *PLAIN, "-o", str(tmp_path / "b"), "--", "true"]
+    done = CliRunner().invoke(cli.app, words)
+    assert isinstance(done.exception, RuntimeError)
+    assert f"what was collected is kept in {tmp_path / 'b'}" in done.stderr
+    assert manifest(tmp_path / "b")["state"] == "complete"
+
+
 # --- what it is asked -------------------------------------------------------------------------------------------------
 
 
@@ -412,6 +459,10 @@ def test_a_bundle_is_diagnosed_again_the_same(program: Callable[[str], list[str]
         (["--backend", "perf", "--", "true"], "choose auto, nsys or none"),
         (["--probes", "gpu", "--", "true"], "no probe called gpu"),
         (["--capture", "always", "--", "true"], "choose session, cuda-profiler-api or nvtx:RANGE"),
+        (["--capture", "nvtx:step", "--backend", "none", "--", "true"], "--backend none leaves it out"),
+        (["--capture", "nvtx:step", "--pid", "1"], "--pid leaves it out"),
+        (["--", "CUDA_VISIBLE_DEVICES=1", "true"], "`env CUDA_VISIBLE_DEVICES=1`"),
+        (["--probes", "host, gpu", "--", "true"], "no probe called gpu:"),
         (["--ready-log", "(", "--", "true"], "not a regular expression"),
         (["--ready-url", "localhost", "--", "true"], "give a URL"),
         (["--ready-url", "http://a..b/", "--", "true"], "give a URL"),

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
+import ssl
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +22,7 @@ from conftest import SHARED
 from infprof.probes import Probe, ProbeContext
 from infprof.probes.runner import ProbeRunner
 from infprof.probes.serving import SIGNALS, ServingProbe, dcgm, exposition
-from infprof.probes.serving.endpoint import engine_of_command, new_client, ports_of_command
+from infprof.probes.serving.endpoint import engine_of_command, get, new_client, ports_of_command
 from infprof.probes.serving.engines import _TABLE, PREFIXES, sources_of
 from infprof.probes.serving.exposition import Exposition, Key, Scrape
 from infprof.probes.serving.settings import known_settings, read_log, settings_of_command, without_private
@@ -185,6 +190,50 @@ def test_what_stands_before_a_number_is_read_once(dump: str, monkeypatch: pytest
     assert reader.read(dump).values == first.values
 
 
+def test_a_text_of_the_same_layout_is_not_taken_apart_again(dump: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Exposition()
+    first = reader.read(dump)
+    monkeypatch.setattr(exposition, "_split", None)
+    assert reader.read(dump) == first
+    later = reader.read(re.sub(r"(?m)^([^#\s].*) \S+$", r"\1 7", dump))
+    assert later.values.keys() == first.values.keys()
+    assert later.values[Key("prompt_tokens", "0", ())] == 7
+
+
+LINES = st.sampled_from(
+    [
+        "vllm:num_requests_running 3",
+        'vllm:num_requests_running{engine="1"} 4',
+        'vllm:num_requests_running{engine="1"} 5',
+        "vllm:num_requests_running NaN",
+        "vllm:num_requests_waiting 1 1700000000000",
+        "vllm:prompt_tokens_total  12",
+        'sglang:num_queue_reqs{tp_rank="0"} 2',
+        'sglang:num_queue_reqs{tp_rank="1"} 6',
+        "sglang:num_grammar_queue_reqs +Inf",
+        'vllm:kv_cache_usage_perc{pid="1"} 0.5',
+        'vllm:kv_cache_usage_perc{pid="2"} 0.25',
+        'http_requests_total{handler="/v1/completions",status="2xx"} 8',
+        'http_requests_total{handler="/v1/chat/completions",status="2xx"} 9',
+        'vllm:cache_config_info{block_size="16"} 1',
+        "process_start_time_seconds 1000",
+        "# HELP vllm:num_requests_running 5",
+        "no sample",
+        "other_total 1",
+        "",
+    ]
+)
+
+
+@given(st.lists(st.lists(LINES, max_size=8), min_size=2, max_size=5))
+def test_what_was_read_before_changes_nothing_that_is_read_now(texts: list[list[str]]) -> None:
+    reader = Exposition()
+    for lines in texts:
+        found, fresh = reader.read("\n".join(lines)), read("\n".join(lines))
+        # Labels of settings are kept: they do not change while a server runs.
+        assert found._replace(info={}) == fresh._replace(info={})
+
+
 # Recording
 
 
@@ -328,11 +377,43 @@ def test_where_the_command_names_a_port_no_other_is_asked(tmp_path: Path) -> Non
     assert other.asked == {}
 
 
-def test_a_port_that_is_no_engine_is_soon_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ticks", "times"), [(8, 1), (40, 2)])
+def test_a_port_that_is_no_engine_is_asked_once_more_and_left_alone(tmp_path: Path, ticks: int, times: int) -> None:
     with Server({"/metrics": (200, TEXT, "my_app_requests_total 3\n")}) as server:
-        telemetry = run_probe(tmp_path, ProbeContext(os.getpid()), ticks=20)
-    assert server.asked["/v1/models"] == 5
+        telemetry = run_probe(tmp_path, ProbeContext(os.getpid()), ticks=ticks)
+    assert set(server.asked.values()) == {times}
     assert telemetry.series("running_requests") == []
+
+
+@pytest.mark.parametrize(("ticks", "times"), [(8, 1), (20, 2), (400, 6)])
+def test_a_port_that_does_not_speak_yet_is_asked_ever_more_rarely(tmp_path: Path, ticks: int, times: int) -> None:
+    asked: list[object] = []
+
+    def refuse(server: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, peer = server.accept()
+                asked.append(peer)
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as early:
+        threading.Thread(target=refuse, args=(early,), daemon=True).start()
+        run_probe(tmp_path, ProbeContext(os.getpid()), ticks=ticks)
+        early.shutdown(socket.SHUT_RDWR)
+    assert len(asked) == times
+
+
+def test_certificates_are_read_when_https_is_asked_for_and_then_they_are_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[ssl.SSLContext] = []
+    real = ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda *a, **k: made.append(real(*a, **k)) or made[-1])
+    with Server({"/metrics": (200, TEXT, VLLM)}) as server, new_client() as client:
+        assert get(client, f"{server.url}/metrics").text == VLLM
+        assert made == []
+        assert get(client, server.url.replace("http", "https")).status == 0
+    assert [context.verify_mode for context in made] == [ssl.CERT_REQUIRED]
 
 
 def test_a_server_that_starts_late_is_found(tmp_path: Path) -> None:

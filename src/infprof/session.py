@@ -24,7 +24,7 @@ from infprof.bundle import Bundle, Manifest, redact_command
 from infprof.errors import EXIT_COLLECTOR, EXIT_DONE, InfprofError, UsageError
 from infprof.probes import PROBES, Probe, ProbeContext, Unavailable, make_probe
 from infprof.probes.recorder import Clock, TelemetryFile
-from infprof.probes.runner import ProbeRunner
+from infprof.probes.runner import ProbeReport, ProbeRunner
 from infprof.progress import Progress
 from infprof.target import (
     OutputTee,
@@ -56,6 +56,8 @@ _PROFILE_TIMEOUT_S = 60.0
 _REPORT_LIMIT_S = 300.0
 _ABANDONED_LIMIT_S = 5.0
 _DEFAULT_WARMUP_S = 5.0
+_GPU_PROBES = ("nvml", "amd")
+_STEPS = {"start-up": "waiting until the program is ready", "warm-up": "warming up", "capture": "capturing"}
 # Under this the telemetry alone may fill the disk during a run.
 _LEAST_FREE_BYTES = 64 << 20
 
@@ -216,12 +218,18 @@ class Session:
         )
         return ProbeRunner(probes, self._file, context)
 
+    def _left_out(self) -> list[ProbeReport]:
+        """Probes that do not work, for the user: of GPUs only where none does, unless they were asked for by name."""
+        reports = self._runner.reports
+        if self.options.probes is None and any(r.name in _GPU_PROBES and r.state == "ok" for r in reports):
+            reports = [r for r in reports if r.name not in _GPU_PROBES or r.state == "failed"]
+        return [r for r in reports if r.state != "ok"]
+
     def _observe(self, load: LoadSpec | None) -> None:
         self.interrupts.on_second = self._kill_now
         self._runner.start()
-        for report in self._runner.reports:
-            if report.state != "ok":
-                self.progress.say(f"probe {report.name} is left out: {report.reason}")
+        for report in self._left_out():
+            self.progress.say(f"probe {report.name} is left out: {report.reason}")
         try:
             self._capture(load)
         finally:
@@ -263,6 +271,9 @@ class Session:
             self._base_url = o.url.rstrip("/")
         if o.capture not in ("session", "cuda-profiler-api") and not o.capture.startswith("nvtx:"):
             raise UsageError(f"--capture {o.capture}: choose session, cuda-profiler-api or nvtx:RANGE.")
+        if o.capture != "session" and (o.backend == "none" or o.pid is not None):
+            why = "--pid" if o.pid is not None else "--backend none"
+            raise UsageError(f"--capture {o.capture}: only nsys can do that, and {why} leaves it out.")
         if o.command and not _program_exists(o.command[0], o.environ):
             raise UsageError(missing_program(o.command[0]))
         if o.load is None:
@@ -429,6 +440,12 @@ class Session:
         """Let a phase pass: True when its time is over or ``until`` holds, False when the run must end."""
         began_ns, began = self._clock.now_ns(), time.monotonic()
         phase = {"name": name, "start_unix_ns": began_ns, "end_unix_ns": None, "ended_by": None}
+        # Without a limit the capture is the whole program, which says enough by itself.
+        if limit_s is not None:
+            until_words = "at most " if until is not None else ""
+            self.progress.step(f"{_STEPS[name]}, {until_words}{limit_s:g} s.")
+        elif until is not None:
+            self.progress.step(f"{_STEPS[name]} until the load ends.")
         self.manifest.phases.append(phase)
         with suppress(OSError):
             self.bundle.save()

@@ -189,6 +189,8 @@ def launch(
 
 def missing_program(name: str) -> str:
     """The sentence for a command that does not exist."""
+    if "=" in name and "/" not in name.partition("=")[0]:
+        return f"there is no program called {name}: to set a variable, write `env {name}` before the program."
     return f"there is no program called {name}: give its path, or check PATH."
 
 

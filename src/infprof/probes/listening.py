@@ -8,20 +8,51 @@ from pathlib import Path
 
 import psutil
 
+from infprof.probes import procfs
+
 _LISTEN = b" 0A "
+
+
+# The kernel walks through all its sockets to list them: some milliseconds, so not at every question.
+_ASK_THE_KERNEL_EVERY = 3
+
+
+class ListeningPorts:
+    """The ports of one program, asked again and again."""
+
+    def __init__(self, pid: int, root: Path = Path("/")) -> None:
+        self._pid, self._root = pid, root
+        self._links: set[str] | None = None
+        self._asked = 0
+        self._ports: list[int] = []
+
+    def now(self) -> list[int]:
+        """As ``listening_ports``; a socket that began to listen long after it was made is seen at the third question."""
+        links = _sockets(self._pid, self._root)
+        if links == self._links and self._asked < _ASK_THE_KERNEL_EVERY:
+            self._asked += 1
+        else:
+            self._links, self._asked = links, 1
+            self._ports = _listening(links, self._pid, self._root)
+        return self._ports
 
 
 def listening_ports(pid: int, root: Path = Path("/")) -> list[int]:
     """TCP ports on which the process or one of its descendants listens, ascending; empty where nothing can be read."""
-    sockets: dict[str, int] = {}
-    for name in ("tcp", "tcp6"):
-        with suppress(OSError):
-            sockets |= _listeners((root / f"proc/{pid}/net/{name}").read_bytes())
-    if not sockets:
-        return []
+    return _listening(_sockets(pid, root), pid, root)
+
+
+def _sockets(pid: int, root: Path) -> set[str]:
+    """``socket:[inode]`` of every socket that the program has."""
+    links = (link for process in _family(pid, root) for link in _links(f"{root}/proc/{process}/fd"))
+    return {link for link in links if link.startswith("socket:")}
+
+
+def _listening(sockets: set[str], pid: int, root: Path) -> list[int]:
     found: set[int] = set()
-    for process in _family(pid, root):
-        found |= {sockets[link] for link in _socket_links(root / f"proc/{process}/fd") if link in sockets}
+    for name in ("tcp", "tcp6") if sockets else ():
+        listeners = _listeners(procfs.read_or_none(f"{root}/proc/{pid}/net/{name}") or b"")
+        found |= {port for link, port in listeners.items() if link in sockets}
     return sorted(found)
 
 
@@ -38,12 +69,12 @@ def _listeners(table: bytes) -> dict[str, int]:
     return found
 
 
-def _socket_links(folder: Path) -> list[str]:
+def _links(folder: str) -> list[str]:
     links: list[str] = []
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
+    with suppress(OSError):
+        for name in os.listdir(folder):
             with suppress(OSError):
-                links.append(os.readlink(entry.path))
+                links.append(os.readlink(f"{folder}/{name}"))
     return links
 
 
@@ -57,8 +88,8 @@ def _family(pid: int, root: Path) -> list[int]:
     while waiting:
         process = waiting.pop()
         found.append(process)
-        with suppress(OSError), os.scandir(root / f"proc/{process}/task") as tasks:
-            for task in tasks:
-                with suppress(OSError):
-                    waiting += map(int, Path(task.path, "children").read_bytes().split())
+        tasks = f"{root}/proc/{process}/task"
+        with suppress(OSError):
+            for task in os.listdir(tasks):
+                waiting += map(int, (procfs.read_or_none(f"{tasks}/{task}/children") or b"").split())
     return found

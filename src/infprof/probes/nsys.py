@@ -24,11 +24,11 @@ from infprof import doctor
 from infprof.doctor import Machine
 from infprof.errors import EXIT_COLLECTOR, InfprofError
 from infprof.probes import Unavailable, nsys_checks, nsys_messages, nsys_processes, nsys_target
-from infprof.probes.nsys_command import Answer, CapturePlan, CommandLines, NsysHelp, call
+from infprof.probes.nsys_command import Answer, CapturePlan, CommandLines, NsysHelp, call, export_sqlite
 from infprof.probes.nsys_messages import Note
 from infprof.probes.nsys_target import Stream
 
-__all__ = ["CapturePlan", "Note", "NsysBackend"]
+__all__ = ["CapturePlan", "Note", "NsysBackend", "usable_nsys"]
 
 _START_LIMIT_S = 60.0
 _SHORT_LIMIT_S = 15.0
@@ -60,7 +60,7 @@ class NsysBackend:
         self.notes: list[Note] = []
         self._machine = machine or Machine(environ=dict(environ))
         self._environ = dict(environ)
-        self._nsys, self.version = _find(self._machine, nsys)
+        self._nsys, self.version = usable_nsys(self._machine, nsys)
         self._help = NsysHelp(self._nsys, self._environ)
         self._require_sessions()
         self._note(nsys_checks.require_room(self._machine, plan.folder, self._spool()))
@@ -315,7 +315,8 @@ class NsysBackend:
             # Without its importer nsys lists the raw recording here.
             if path.suffix != ".qdstrm":
                 self._take(path)
-        for path in sorted(self.plan.folder.glob(f"{self._output.name}.*nsys-rep"), key=_natural):
+        named = [p for end in ("nsys-rep", "qdrep") for p in self.plan.folder.glob(f"{self._output.name}.*{end}")]
+        for path in sorted(named, key=_natural):
             self._take(path) if nsys_messages.is_whole_report(path) else self._set_aside(path)
         self._save_streams(text)
         for note in nsys_messages.warnings(text):
@@ -378,11 +379,9 @@ class NsysBackend:
     def export(self, report: Path, timeout_s: float = 600) -> Path:
         """The report as SQLite beside it, whole or not at all. Raises InfprofError (exit 4)."""
         target = report.with_suffix(".sqlite")
-        # Old versions append .sqlite to any other name.
         partial = report.with_name(f".{report.stem}.partial.sqlite")
         try:
-            arguments = ("--type=sqlite", "--force-overwrite=true", f"--output={partial}", str(report))
-            answer = call([self._nsys, "export", *arguments], timeout_s, self._environ)
+            answer = export_sqlite(self._nsys, report, partial, timeout_s, self._environ)
             if answer.code != 0 or not partial.is_file():
                 raise self._export_error(report, answer, timeout_s)
             return partial.replace(target)
@@ -444,8 +443,8 @@ class NsysBackend:
             self._process.wait()
 
 
-def _find(machine: Machine, chosen: Path | None) -> tuple[Path, tuple[int, ...]]:
-    """The nsys to use. Raises Unavailable where there is none that runs."""
+def usable_nsys(machine: Machine, chosen: Path | None) -> tuple[Path, tuple[int, ...]]:
+    """The nsys to use, ``chosen`` or the newest that runs, and its version. Raises Unavailable where there is none."""
     if chosen is not None:
         version = doctor.nsys_version(chosen)
         if version is None:

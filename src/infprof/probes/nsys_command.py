@@ -18,6 +18,7 @@ from infprof.probes.nsys_messages import Note
 
 _HELP_LIMIT_S = 20.0
 _HEADING = re.compile(r"^\s+(\(Deprecated\) )?(?:(-\w), )?(--[a-z][\w-]*)", re.M)
+_THROWN = re.compile(r"Dynamic exception type|std::exception::what|disk is full")
 _OURS_ALONE = ("--output", "--session", "--session-new")
 
 
@@ -70,6 +71,14 @@ def call(arguments: Sequence[str | Path], timeout_s: float, environ: Mapping[str
         code = _wait(process, timeout_s)
         output.seek(0)
         return Answer(code, output.read().decode(errors="replace"))
+
+
+def export_sqlite(nsys: Path, report: Path, output: Path, timeout_s: float, environ: Mapping[str, str]) -> Answer:
+    """Export a report as SQLite to ``output``, which ends in .sqlite: old versions append that to any other name."""
+    arguments = ("--type=sqlite", "--force-overwrite=true", f"--output={output}", str(report))
+    answer = call([nsys, "export", *arguments], timeout_s, environ)
+    # Where the disk runs full, nsys throws, leaves an empty file, and ends with 0 (2022.4 and 2023.4).
+    return Answer(1, answer.text) if answer.code == 0 and _THROWN.search(answer.text) else answer
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:

@@ -179,7 +179,7 @@ def _telling_lines(text: str) -> list[str]:
 
 
 def generated_paths(text: str) -> list[Path]:
-    """The reports that nsys lists under ``Generated:``, in its order."""
+    """The reports that nsys lists under ``Generated:``, in its order; versions up to 2021 name theirs in a sentence."""
     return list(dict.fromkeys(_listed(text)))
 
 
@@ -190,6 +190,8 @@ def _listed(text: str) -> Iterator[Path]:
             listing = True
         elif listing and re.match(r"\s+/", line):
             yield Path(line.strip())
+        elif moved := re.match(r'Report file moved to "(/[^"]+)"', line):
+            yield Path(moved[1])
         else:
             listing = listing and not line.strip()
 

@@ -6,7 +6,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,10 @@ class TelemetryFile:
     def sample(self, series: int, time_ns: int, value: float) -> None:
         """Keep a sample until the next flush."""
         self._samples.append((series, time_ns, value))
+
+    def samples(self, rows: Sequence[tuple[int, int, float]]) -> None:
+        """Keep many: (series, time, value) each."""
+        self._samples.extend(rows)
 
     def insert(self, table: str, *values: Any) -> None:
         """Keep a row of another table until the next flush."""
@@ -147,13 +151,22 @@ class Recorder:
         time_ns: int | None = None,
     ) -> None:
         """Record one value of a declared signal, now or at ``time_ns``."""
+        number = self.series(signal, scope, labels)
+        self._file.sample(number, self.now_ns() if time_ns is None else time_ns, float(value))
+
+    def series(self, signal: str, scope: str = "", labels: Mapping[str, str] | None = None) -> int:
+        """The number of a series of a declared signal, for ``samples``."""
         pairs = tuple(sorted(labels.items())) if labels else ()
         key = (signal, scope, pairs)
         number = self._known.get(key)
         if number is None:
             number = self._file.series(self.probe, signal, self._signals[signal], scope, pairs)
             self._known[key] = number
-        self._file.sample(number, self.now_ns() if time_ns is None else time_ns, float(value))
+        return number
+
+    def samples(self, values: Iterable[tuple[int, float]], time_ns: int) -> None:
+        """Record values of many series at one time: (number of the series, value) each."""
+        self._file.samples([(number, time_ns, float(value)) for number, value in values])
 
     def fact(self, name: str, value: Any, scope: str = "") -> None:
         """Record something that does not change during the run (any JSON value); the last one of a name counts."""

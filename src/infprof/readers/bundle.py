@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from infprof.bundle import LOAD, MANIFEST, Bundle
+from infprof.bundle import LOAD, MANIFEST, TRACE_DIR, Bundle
 from infprof.errors import InfprofError
 from infprof.results import Problem
 from infprof.telemetry import Telemetry, read_telemetry
@@ -39,11 +39,13 @@ def read_bundle(folder: Path) -> Trace:
         # Of several captures the last one is the warmest.
         trace = read(traces[-1])
         if len(traces) > 1:
-            others = ", ".join(p.name for p in traces[:-1])
+            first, *more = [p.name for p in traces[:-1]]
+            rest = f" (and {', '.join(more)})" if more else ""
             problems.append(
                 Problem(
                     "several-captures",
-                    f"{len(traces)} captures were made; this is the last one. The others are files of their own: {others}.",
+                    f"{len(traces)} captures were made; this is the last one. For the others name their files: "
+                    f"`infprof analyze {folder.name}/{TRACE_DIR}/{first}`{rest}.",
                     len(traces),
                 )
             )

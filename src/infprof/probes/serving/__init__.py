@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from infprof.probes import ProbeContext, Signal, Task
-from infprof.probes.listening import listening_ports
+from infprof.probes.listening import ListeningPorts
 from infprof.probes.recorder import Recorder
 from infprof.probes.serving import dcgm
 from infprof.probes.serving.endpoint import (
@@ -46,9 +46,10 @@ __all__ = ["EngineScraper", "ServingProbe"]
 
 PERIOD_S = 1.0
 _EAGER_SEARCHES = 10
-# A server without metrics may still be starting up; a port that the command does not name and that is no engine's is
-# left alone soon.
-_ASK_AGAIN, _ASK_UNNAMED_AGAIN = 120, 5
+# A server without metrics may still be starting up. A port that the command does not name gets few questions, and ever
+# longer rests between them: they are lines in the log of a server that is no engine, and no friends to a rendezvous port.
+_ASK_AGAIN = 120
+_UNNAMED_TIMES_ANSWERED, _UNNAMED_TIMES_SILENT, _UNNAMED_REST_S = 2, 6, 10
 
 
 class EngineScraper:
@@ -57,6 +58,7 @@ class EngineScraper:
     def __init__(self, client: httpx.Client, endpoint: Endpoint) -> None:
         self._client, self.endpoint = client, endpoint
         self._exposition = Exposition()
+        self._series: dict[Key, int] = {}
         self._last: Scrape | None = None
         self._last_ns = 0
         self._unreachable_since: int | None = None
@@ -104,17 +106,19 @@ class EngineScraper:
             out.event("engine_restart", "the server's start time changed")
             return
         for key, value in found.values.items():
-            if SIGNALS[key.signal].kind == "counter" and value < last.values.get(key, value):
+            if value < last.values.get(key, value) and SIGNALS[key.signal].kind == "counter":
                 out.event("engine_restart", f"{found.names[key.signal]} fell")
                 return
 
     def _record(self, out: Recorder, now: int, found: Scrape) -> None:
-        for key, value in found.values.items():
-            scope, labels = _scope(key), dict(key.labels)
-            if self._last is not None and key not in self._last.values and SIGNALS[key.signal].kind == "counter":
-                # Label sets appear on first use: until then the count was 0.
-                out.sample(key.signal, 0.0, scope, labels, self._last_ns)
-            out.sample(key.signal, value, scope, labels, now)
+        series = self._series
+        for key in found.values.keys() - series.keys():
+            series[key] = out.series(key.signal, f"engine/{key.engine}", dict(key.labels))
+        if self._last is not None:
+            # Label sets appear on first use: until then the count was 0.
+            new = [k for k in found.values.keys() - self._last.values.keys() if SIGNALS[k.signal].kind == "counter"]
+            out.samples([(series[key], 0.0) for key in new], self._last_ns)
+        out.samples([(series[key], value) for key, value in found.values.items()], now)
 
     def _facts(self, out: Recorder, found: Scrape) -> None:
         if found.engines and self._once("engine"):
@@ -143,10 +147,6 @@ class EngineScraper:
             out.event("scrape", without_private(self.last_text))
 
 
-def _scope(key: Key) -> str:
-    return f"engine/{key.engine}"
-
-
 class ServingProbe:
     """Finds the target's metrics endpoint and reads it every second; a DCGM exporter beside it as well."""
 
@@ -156,9 +156,11 @@ class ServingProbe:
     def __init__(self) -> None:
         self._client = new_client()
         self._context = ProbeContext(0)
+        self._ports = ListeningPorts(0)
         self._scraper: EngineScraper | None = None
         self._named_exporter: dcgm.DcgmExporter | None = None
         self._asked: dict[str, int] = {}
+        self._rests_until: dict[str, int] = {}
         self._why_not = "no port of the target answers as a serving engine: name its metrics with --metrics-url"
         self._log_lines = 0
         self._searches = 0
@@ -166,6 +168,7 @@ class ServingProbe:
     def start(self, context: ProbeContext, out: Recorder) -> Sequence[Task]:
         """Never fails: a server may start to listen minutes later, or never."""
         self._context = context
+        self._ports = ListeningPorts(context.pid, context.root)
         settings = settings_of_command(context.command)
         if settings:
             out.fact("engine_arguments", settings)
@@ -194,19 +197,19 @@ class ServingProbe:
             self._named_exporter.sample(out)
 
     def _is_time_to_search(self) -> bool:
-        """Each second at first, then each third: the kernel walks through all its sockets to list them."""
+        """Each second at first, then each third: a target without a server is looked through for as long as it runs."""
         self._searches += 1
         return self._searches <= _EAGER_SEARCHES or self._searches % 3 == 0
 
     def _search(self, out: Recorder) -> None:
         hint = engine_of_command(self._context.command)
         for base, path in self._candidates():
-            if self._asked.get(base, 0) >= _ASK_AGAIN:
+            if self._asked.get(base, 0) >= _ASK_AGAIN or self._searches < self._rests_until.get(base, 0):
                 continue
             try:
                 endpoint = examine(self._client, base, path, hint)
             except NoServer as error:
-                weight = int(error.answered) if self._is_named else _ASK_AGAIN // _ASK_UNNAMED_AGAIN
+                weight = int(error.answered) if self._is_named else self._weight_of_unnamed(base, error.answered)
             except NoMetrics as error:
                 weight = _ASK_AGAIN if error.never_again else 1
                 self._why_not = str(error)
@@ -218,6 +221,12 @@ class ServingProbe:
                 self._found(out, endpoint)
                 return
             self._asked[base] = self._asked.get(base, 0) + weight
+
+    def _weight_of_unnamed(self, base: str, answered: bool) -> int:
+        weight = _ASK_AGAIN // (_UNNAMED_TIMES_ANSWERED if answered else _UNNAMED_TIMES_SILENT)
+        times = self._asked.get(base, 0) // weight
+        self._rests_until[base] = self._searches + _UNNAMED_REST_S * 2**times
+        return weight
 
     @property
     def _awaits_named(self) -> bool:
@@ -233,7 +242,7 @@ class ServingProbe:
             parts = urlsplit(url if "//" in url else f"http://{url}")
             return [(f"{parts.scheme}://{parts.netloc}", parts.path if len(parts.path) > 1 else None)]
         named = ports_of_command(self._context.command)
-        ports = named or usual_first(listening_ports(self._context.pid, self._context.root))
+        ports = named or usual_first(self._ports.now())
         return [(f"http://127.0.0.1:{port}", None) for port in ports]
 
     def _found(self, out: Recorder, endpoint: Endpoint) -> None:

@@ -99,9 +99,32 @@ class NoServer(Exception):
         self.answered = answered
 
 
+class _TlsWhenUsed(httpx.BaseTransport):
+    """HTTPS that reads the certificates at its first request: that takes 20 ms, and engines are mostly asked without."""
+
+    def __init__(self) -> None:
+        self._made: httpx.HTTPTransport | None = None
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if self._made is None:
+            self._made = httpx.HTTPTransport(trust_env=False)
+        return self._made.handle_request(request)
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+
+
 def new_client() -> httpx.Client:
     """A client that keeps its connection, follows no proxy of the environment, and asks for uncompressed text."""
-    return httpx.Client(trust_env=False, timeout=TIMEOUT, headers={"accept-encoding": "identity"})
+    return httpx.Client(
+        trust_env=False,
+        timeout=TIMEOUT,
+        headers={"accept-encoding": "identity"},
+        # Certificates are checked: whatever is https goes the other way.
+        transport=httpx.HTTPTransport(verify=False, trust_env=False),
+        mounts={"https://": _TlsWhenUsed()},
+    )
 
 
 def get(client: httpx.Client, url: str, *, text_only: bool = False, timeout: httpx.Timeout = TIMEOUT) -> Answer:
