@@ -172,10 +172,16 @@ def test_an_sqlite_file_without_any_table(tmp_path: Path) -> None:
     assert "without any table" in refused(edited(tmp_path / "none.sqlite", "CREATE TABLE a (b)", "DROP TABLE a"))
 
 
-def test_a_binary_report_is_not_an_export_yet(tmp_path: Path) -> None:
+def test_a_table_of_an_export_without_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "StringIds.parquet"
+    path.write_bytes(b"PAR1" + bytes(1000))
+    assert "name the folder" in refused(path)
+
+
+def test_a_text_that_is_named_like_a_report(tmp_path: Path) -> None:
     path = tmp_path / "report.nsys-rep"
-    path.write_bytes(b"\0NSYS" + bytes(1000))
-    assert "nsys export --type sqlite" in refused(path)
+    path.write_bytes(b"Generated: report.nsys-rep")
+    assert "is a text file" in refused(path)
 
 
 def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:

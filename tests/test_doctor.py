@@ -82,7 +82,7 @@ class Builder:
         self.root = root
         self.monkeypatch = monkeypatch
         self.environ = {"PATH": "/usr/bin:/opt/nvidia/nsight-systems/2025.1.1/bin"}
-        self.packages = dict.fromkeys(("numpy", "pyyaml"), "1.0")
+        self.packages = dict.fromkeys(("numpy", "pyyaml", "pyarrow"), "1.0")
         self.packages |= {"torch": "2.6.0", "nvidia-cuda-cupti-cu12": "12.4.127"}
         self.space = {"/dev/shm": (64 * GIB, 64 * GIB), "/tmp": (500 * GIB, 100 * GIB)}
         self.library = DriverLibrary(("NVIDIA H100 80GB HBM3",))
@@ -161,6 +161,8 @@ def test_an_empty_machine_can_neither_record_nor_raise(tmp_path: Path) -> None:
     checks = doctor.check_machine(machine)
     assert {check.id: check.status for check in checks} == {
         "reading": "missing",
+        "binary-reports": "missing",
+        "columnar-exports": "missing",
         "nsys": "missing",
         "nvtx": "ok",
         "driver": "missing",
@@ -179,6 +181,32 @@ def test_an_empty_machine_can_neither_record_nor_raise(tmp_path: Path) -> None:
         "network-telemetry": "missing",
     }
     assert not any(ability.works for ability in doctor.abilities(checks))
+
+
+# --- what can be opened ---
+
+
+def test_reports_are_opened_by_the_newest_nsys_and_not_by_the_one_on_path(server: Builder) -> None:
+    server.nsys("/usr/bin/nsys", "2022.4.2.1-df9881f")
+    found = server.check("binary-reports").found
+    assert found.startswith("opened through nsys 2025.1.1.103 at /opt/nvidia/nsight-systems/2025.1.1/bin/nsys")
+    assert server.ability("open an .nsys-rep").works
+
+
+def test_without_nsys_reports_are_not_opened_but_their_exports_are(server: Builder) -> None:
+    server.nsys("/opt/nvidia/nsight-systems/2025.1.1/bin/nsys", None)
+    check = server.check("binary-reports")
+    assert check.status == "missing" and "export them where they were made" in str(check.remedy)
+    assert not server.ability("open an .nsys-rep").works
+    assert server.ability("analyze").works and server.ability("open Parquet and Arrow exports").works
+
+
+def test_parquet_needs_pyarrow(server: Builder) -> None:
+    del server.packages["pyarrow"]
+    check = server.check("columnar-exports")
+    assert (check.status, check.command) == ("missing", "pip install 'infprof[arrow]'")
+    assert not server.ability("open Parquet and Arrow exports").works
+    assert server.ability("analyze").works
 
 
 # --- Nsight Systems ---
@@ -611,7 +639,7 @@ def test_json_has_every_check_and_ability(server: Builder) -> None:
 def test_this_machine_can_be_checked() -> None:
     """Whatever machine the tests run on: no exception, and analyze works, as the other tests show."""
     checks = doctor.run()
-    assert len(checks) == 17
+    assert len(checks) == 19
     assert doctor.summary(checks)[0] == "analyze: yes"
 
 

@@ -160,6 +160,8 @@ def check_machine(machine: Machine) -> list[Check]:
     driver = driver_version(machine) or nvml.driver
     return [
         _check_reading(machine),
+        _check_binary_reports(machine, tools),
+        _check_columnar_exports(machine),
         _check_nsys(machine, tools),
         _check_nvtx(machine, tools),
         _check_driver(machine, driver),
@@ -218,7 +220,8 @@ def _system_id(machine: Machine) -> str:
     return ""
 
 
-def _version_text(version: tuple[int, ...]) -> str:
+def version_text(version: tuple[int, ...]) -> str:
+    """A version as people write it: (2023, 4, 4) → "2023.4.4"."""
     return ".".join(str(part) for part in version)
 
 
@@ -290,8 +293,8 @@ def _check_nsys(machine: Machine, tools: list[Nsys]) -> Check:
     best = tools[0]
     if best.version is None:
         return Check("nsys", title, "missing", f"{machine.shown(best.path)} does not run", "Install it again.", install)
-    found = f"{_version_text(best.version)} at {machine.shown(best.path)}"
-    others = [f"{_version_text(t.version) if t.version else 'broken'} at {machine.shown(t.path)}" for t in tools[1:]]
+    found = f"{version_text(best.version)} at {machine.shown(best.path)}"
+    others = [f"{version_text(t.version) if t.version else 'broken'} at {machine.shown(t.path)}" for t in tools[1:]]
     if others:
         found += f" (also {', '.join(others)})"
     newest = max(tools, key=lambda tool: tool.version or ())
@@ -327,7 +330,7 @@ def _check_nvtx(machine: Machine, tools: list[Nsys]) -> Check:
             "nvtx",
             title,
             "warning",
-            f"nvtx {version} with nsys {_version_text(best)}: its ranges are not recorded",
+            f"nvtx {version} with nsys {version_text(best)}: its ranges are not recorded",
             "Take an older nvtx, or a newer nsys.",
             "pip install 'nvtx<0.2.12'",
         )
@@ -644,6 +647,26 @@ def _check_reading(machine: Machine) -> Check:
     return Check("reading", title, "ok", "all Python packages are there")
 
 
+def _check_binary_reports(machine: Machine, tools: list[Nsys]) -> Check:
+    title = ".nsys-rep files"
+    working = [(tool.version, tool.path) for tool in tools if tool.version is not None]
+    if not working:
+        remedy = "Install nsys; or export them where they were made, and open the .sqlite files."
+        return Check("binary-reports", title, "missing", "no nsys that can read them", remedy, install_nsys(machine))
+    version, path = max(working)
+    found = f"opened through nsys {version_text(version)} at {machine.shown(path)}: reports of this version or older"
+    return Check("binary-reports", title, "ok", found)
+
+
+def _check_columnar_exports(machine: Machine) -> Check:
+    title = "Parquet, Arrow exports"
+    version = machine.package_version("pyarrow")
+    if version is None:
+        found = "pyarrow is not installed; SQLite exports need nothing"
+        return Check("columnar-exports", title, "missing", found, "Install it.", "pip install 'infprof[arrow]'")
+    return Check("columnar-exports", title, "ok", f"pyarrow {version}")
+
+
 def _check_torch(machine: Machine) -> Check:
     title = "PyTorch, CUPTI"
     torch = machine.package_version("torch")
@@ -893,7 +916,8 @@ def abilities(checks: list[Check]) -> list[Ability]:
 
     return [
         unless("analyze", "reading"),
-        unless("export an .nsys-rep", "reading", "nsys"),
+        unless("open an .nsys-rep", "reading", "binary-reports"),
+        unless("open Parquet and Arrow exports", "reading", "columnar-exports"),
         unless("record with nsys", "nsys", "driver", "gpus"),
         unless(
             "GPU counters",

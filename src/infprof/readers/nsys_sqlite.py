@@ -26,7 +26,8 @@ from infprof import trace as t
 from infprof.distinct import PIECE, distinct_rows, distinct_values, mapped
 from infprof.errors import InfprofError
 from infprof.quantiles import median
-from infprof.readers.sqlite_columns import DAMAGE, IntColumn, SqliteFile, as_int
+from infprof.readers.plausible import DAY_NS, PLAUSIBLE_SPAN_NS
+from infprof.readers.sqlite_columns import DAMAGE, IntColumn, SqliteFile, TableSource, as_int
 from infprof.results import Problem
 from infprof.trace import BoolArray, FloatArray, IntArray, constant, is_constant
 
@@ -47,10 +48,6 @@ KNOWN_TABLES = (
     "EXPORT_META_DATA",
     "TARGET_INFO_SYSTEM_ENV",
 )
-
-DAY_NS = 86_400 * 10**9
-# No capture spans more than this around its median event; stamps outside are counter overflows or unset records.
-PLAUSIBLE_SPAN_NS = 30 * DAY_NS
 
 _COPY_KINDS = {
     1: t.H2D,
@@ -126,7 +123,7 @@ class NsysSqliteReader:
             with _readable(path, problems) as readable:
                 file = SqliteFile(readable)
                 try:
-                    return _Builder(file, path, problems).build()
+                    return trace_of(file, path, problems)
                 finally:
                     file.close()
         except DAMAGE as error:
@@ -137,6 +134,14 @@ class NsysSqliteReader:
             raise InfprofError(f"{path} cannot be read: permission denied.") from None
         except OSError as error:
             raise InfprofError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def trace_of(source: TableSource, path: Path, problems: list[Problem]) -> t.Trace:
+    """The tables of an export as a Trace. ``path`` is the input that the user named, ``problems`` those found so far.
+
+    Raises InfprofError where there is no table of an nsys export.
+    """
+    return _Builder(source, path, problems).build()
 
 
 @contextmanager
@@ -197,7 +202,7 @@ def _readable(path: Path, problems: list[Problem]) -> Iterator[Path]:
 class _Builder:
     """Turns the tables of one file into a Trace, collecting problems on the way."""
 
-    def __init__(self, file: SqliteFile, path: Path, problems: list[Problem]) -> None:
+    def __init__(self, file: TableSource, path: Path, problems: list[Problem]) -> None:
         self.file = file
         self.path = path
         self.problems = problems
@@ -276,7 +281,7 @@ class _Builder:
         """Unix time of time 0; None where the file does not say, or its times were moved by the export."""
         if not self.file.has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
             return None
-        rows = self.file.rows("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME LIMIT 1")
+        rows = self.file.rows("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
         return as_int(rows[0][0]) if rows else None
 
     # --- who: processes, threads, devices, streams -----------------------------------------------------------------
@@ -305,7 +310,7 @@ class _Builder:
         """globalPid → name of every process that nsys knew, also of those without a row."""
         names: dict[int, str] = {}
         if self.file.has("PROCESSES", "globalPid", "name"):
-            for gpid, name in self.file.rows("SELECT globalPid, name FROM PROCESSES"):
+            for gpid, name in self.file.rows("PROCESSES", "globalPid", "name"):
                 if isinstance(gpid, int) and name:
                     # The name may be a path; the last part names the program, the rest names its owner.
                     names[gpid] = str(name).rsplit("/", 1)[-1]
@@ -313,7 +318,7 @@ class _Builder:
 
     def _threads(self) -> list[t.Thread]:
         if self.file.has("ThreadNames", "nameId", "globalTid"):
-            rows = self.file.rows("SELECT globalTid, nameId FROM ThreadNames")
+            rows = self.file.rows("ThreadNames", "globalTid", "nameId")
             rows = [r for r in rows if r[0] in self.thread_index and isinstance(r[1], int)]
             texts = self._fetch_strings(np.array([r[1] for r in rows], dtype=np.int64))
             for gtid, name_id in rows:
@@ -325,7 +330,7 @@ class _Builder:
 
     def _collect_devices(self) -> None:
         if self.file.has("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid"):
-            for gpu, cuda, pid in self.file.rows("SELECT gpuId, cudaId, pid FROM TARGET_INFO_CUDA_DEVICE"):
+            for gpu, cuda, pid in self.file.rows("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid"):
                 numbers = (as_int(gpu), as_int(cuda), as_int(pid))
                 if numbers[0] is not None and numbers[1] is not None and numbers[2] is not None:
                     self.cuda_devices[numbers[2], numbers[1]] = numbers[0]
@@ -336,7 +341,8 @@ class _Builder:
         self.nsys_numbers: dict[int, int] = {}
         if self.file.has("TARGET_INFO_GPU", "id"):
             columns = [c for c in wanted if c in self.file.tables["TARGET_INFO_GPU"]]
-            for row in self.file.rows(f"SELECT {', '.join(columns)} FROM TARGET_INFO_GPU ORDER BY id"):
+            rows = self.file.rows("TARGET_INFO_GPU", *columns)
+            for row in sorted(rows, key=lambda row: as_int(row[0]) or 0):
                 facts: dict[str, Any] = {
                     key: (value if isinstance(value, str) else None) if key in texts else as_int(value)
                     for key, value in zip(columns, row, strict=True)
@@ -405,17 +411,9 @@ class _Builder:
 
     def _fetch_strings(self, ids: IntArray) -> dict[int, str]:
         """Only the strings in use: the table also holds environments and whole outputs of the target."""
-        found: dict[int, str] = {}
         if not self.file.has("StringIds", "id", "value"):
-            return found
-        unique = distinct_values(ids).tolist()
-        for i in range(0, len(unique), 900):
-            chunk = unique[i : i + 900]
-            marks = ",".join("?" * len(chunk))
-            for key, value in self.file.rows(f"SELECT id, value FROM StringIds WHERE id IN ({marks})", chunk):
-                if value is not None:
-                    found[key] = str(value)
-        return found
+            return {}
+        return self.file.texts_of(distinct_values(ids).tolist())
 
     def _names(self, column: IntColumn | None, rows: int, what: str = "string") -> IntArray:
         """Dense string indexes for a column of StringIds ids; -1 where NULL; a placeholder where the id is missing."""
@@ -497,8 +495,7 @@ class _Builder:
         votes: list[float] = []
         for table in _TABLES_WITH_TIMES:
             if self.file.has(table, "start"):
-                rows = self.file.rows(f'SELECT start FROM "{table}" WHERE start IS NOT NULL LIMIT 1000')
-                times = [n for r in rows if (n := as_int(r[0])) is not None]
+                times = [n for v in self.file.sample(table, "start", 1000) if (n := as_int(v)) is not None]
                 if times:
                     votes.append(median(np.array(times, dtype=np.float64)))
         support = [sum(abs(a - b) <= PLAUSIBLE_SPAN_NS for b in votes) for a in votes]
@@ -616,7 +613,7 @@ class _Builder:
         """The file's own numbering where it holds one (rows may be absent), else nsys's usual one."""
         mapping = dict(default)
         if self.file.has(table, "id", "label"):
-            for number, label in self.file.rows(f'SELECT id, label FROM "{table}"'):
+            for number, label in self.file.rows(table, "id", "label"):
                 known = labels.get(str(label).strip().lower())
                 if known is not None and isinstance(number, int):
                     mapping[number] = known
@@ -889,7 +886,8 @@ class _Builder:
     def _counters(self) -> t.Table | None:
         if self.file.has("GPU_METRICS", "timestamp", "typeId", "metricId", "value"):
             return self._gpu_metrics()
-        if self.file.has("GENERIC_EVENTS", "timestamp", "typeId", "data") and self.file.has("GENERIC_EVENT_TYPES"):
+        described = self.file.has("GENERIC_EVENT_TYPES", "typeId", "data")
+        if described and self.file.has("GENERIC_EVENTS", "timestamp", "typeId", "data"):
             return self._generic_events()
         return None
 
@@ -906,9 +904,7 @@ class _Builder:
     def _gpu_metrics(self) -> t.Table | None:
         names: dict[tuple[int, int], str] = {}
         if self.file.has("TARGET_INFO_GPU_METRICS", "typeId", "metricId", "metricName"):
-            for type_id, metric, name in self.file.rows(
-                "SELECT typeId, metricId, metricName FROM TARGET_INFO_GPU_METRICS"
-            ):
+            for type_id, metric, name in self.file.rows("TARGET_INFO_GPU_METRICS", "typeId", "metricId", "metricName"):
                 ty, number = as_int(type_id), as_int(metric)
                 if ty is not None and number is not None and name is not None:
                     names[ty, number] = str(name)
@@ -935,7 +931,7 @@ class _Builder:
 
     def _generic_events(self) -> t.Table | None:
         """GPU metrics of 2021–2023 exports: one JSON object per sample, values as strings, whole per cents."""
-        described = self.file.rows("SELECT typeId, data FROM GENERIC_EVENT_TYPES")
+        described = self.file.rows("GENERIC_EVENT_TYPES", "typeId", "data")
         types = [
             ty for ty, data in described if isinstance(ty, int) and re.search(r"GPU|SM Active|SMs Active", str(data))
         ]
@@ -981,7 +977,7 @@ class _Builder:
         pairs: list[tuple[str, str]] = []
         for table in ("EXPORT_META_DATA", "META_DATA_EXPORT", "META_DATA_CAPTURE"):
             if self.file.has(table, "name", "value"):
-                pairs += [(str(n), str(v)) for n, v in self.file.rows(f'SELECT name, value FROM "{table}"')]
+                pairs += [(str(n), str(v)) for n, v in self.file.rows(table, "name", "value")]
         return pairs
 
     def _provenance(self, metadata: list[tuple[str, str]]) -> t.TraceProvenance:
@@ -1004,9 +1000,9 @@ class _Builder:
     def _diagnostics(self) -> list[tuple[str, str]]:
         if not self.file.has("DIAGNOSTIC_EVENT", "severity", "text"):
             return []
-        levels = {1: "info", 2: "warning", 3: "error", 4: "verbose"}
-        rows = self.file.rows("SELECT severity, text FROM DIAGNOSTIC_EVENT WHERE severity IN (2, 3)")
-        return [(levels.get(s, "info"), str(text)) for s, text in rows if text]
+        levels = {2: "warning", 3: "error"}
+        rows = self.file.rows("DIAGNOSTIC_EVENT", "severity", "text")
+        return [(levels[severity], str(text)) for severity, text in rows if severity in levels and text]
 
     def _note_damage(self) -> None:
         if self.file.missing_bytes:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 import numpy as np
@@ -88,6 +88,44 @@ def _missing_bytes(path: Path) -> int:
     return pages * page - size
 
 
+class TableSource(Protocol):
+    """The tables of one export, whatever kind of file holds them.
+
+    ``tables`` holds the columns of each table. ``damaged``: tables whose end could not be read, with the number of rows
+    that could. ``missing_bytes``: how much of the end of the file is not there.
+    """
+
+    tables: dict[str, list[str]]
+    damaged: dict[str, int]
+    missing_bytes: int
+
+    def has(self, table: str, *columns: str) -> bool:
+        """Whether the table is there with all these columns."""
+        ...
+
+    def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
+        """All rows of a small table; [] where it is damaged."""
+        ...
+
+    def sample(self, table: str, column: str, limit: int) -> list[Any]:
+        """Up to ``limit`` values of a column that are not NULL."""
+        ...
+
+    def texts_of(self, ids: Sequence[int]) -> dict[int, str]:
+        """The texts of these ids of the table StringIds, as far as they are there."""
+        ...
+
+    def ints(self, table: str, wanted: Sequence[str]) -> dict[str, IntColumn]:
+        """Those of the wanted columns that the table has, as integers."""
+        ...
+
+    def columns(
+        self, table: str, ints: Sequence[str] = (), texts: Sequence[str] = (), floats: Sequence[str] = ()
+    ) -> Columns:
+        """Those of the wanted columns that the table has."""
+        ...
+
+
 class SqliteFile:
     """One database that nobody writes. ``missing_bytes``: how much of its end is not there."""
 
@@ -121,8 +159,26 @@ class SqliteFile:
     def has(self, table: str, *columns: str) -> bool:
         return table in self.tables and all(c in self.tables[table] for c in columns)
 
-    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of a query on a small table; [] where the file is damaged there."""
+    def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
+        """All rows of a small table; [] where the file is damaged there."""
+        return self._query(_select(columns, table))
+
+    def sample(self, table: str, column: str, limit: int) -> list[Any]:
+        """Up to ``limit`` values of a column that are not NULL."""
+        sql = f"{_select([column], table)} WHERE {_quoted(column)} IS NOT NULL LIMIT ?"
+        return [row[0] for row in self._query(sql, (limit,))]
+
+    def texts_of(self, ids: Sequence[int]) -> dict[int, str]:
+        """The texts of these ids of StringIds, as far as they are there: the table holds more than is ever needed."""
+        found: dict[int, str] = {}
+        for i in range(0, len(ids), 900):
+            chunk = ids[i : i + 900]
+            marks = ",".join("?" * len(chunk))
+            rows = self._query(f"SELECT id, value FROM StringIds WHERE id IN ({marks})", chunk)
+            found.update({key: str(value) for key, value in rows if value is not None})
+        return found
+
+    def _query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:
             return self._connection.execute(sql, parameters).fetchall()
         except DAMAGE:
@@ -205,9 +261,9 @@ def _as_columns(
 ) -> Columns:
     columns = iter(zip(*rows, strict=True) if rows else [()] * (len(ints) + len(texts) + len(floats)))
     return Columns(
-        {name: _int_column(next(columns)) for name in ints},
-        {name: _text_column(next(columns)) for name in texts},
-        {name: _float_column(next(columns)) for name in floats},
+        {name: int_column(next(columns)) for name in ints},
+        {name: text_column(next(columns)) for name in texts},
+        {name: float_column(next(columns)) for name in floats},
     )
 
 
@@ -316,7 +372,7 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _int_column(values: Sequence[Any]) -> IntColumn:
+def int_column(values: Sequence[Any]) -> IntColumn:
     try:
         return IntColumn(np.array(values, dtype=np.int64), None)
     except (TypeError, ValueError, OverflowError):
@@ -335,7 +391,7 @@ def as_int(value: Any) -> int | None:
     return number if -(2**63) <= number < 2**63 else None
 
 
-def _float_column(values: Sequence[Any]) -> FloatArray:
+def float_column(values: Sequence[Any]) -> FloatArray:
     def as_float(value: Any) -> float:
         try:
             return float(value)
@@ -345,7 +401,7 @@ def _float_column(values: Sequence[Any]) -> FloatArray:
     return np.array([as_float(v) for v in values], dtype=np.float64)
 
 
-def _text_column(values: Sequence[Any]) -> TextColumn:
+def text_column(values: Sequence[Any]) -> TextColumn:
     index: dict[str, int] = {}
     codes = np.fromiter(
         (-1 if v is None else index.setdefault(v if isinstance(v, str) else str(v), len(index)) for v in values),
