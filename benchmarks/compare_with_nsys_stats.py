@@ -53,6 +53,13 @@ def measure(command: list[str]) -> Run:
 
 def compare(path: Path, commands: dict[str, list[str]], runs: int) -> dict[str, Any]:
     """Medians of each command on ``path`` over ``runs`` alternating runs, and their ratios to the first command."""
+    result = compare_runs(path, commands, runs)
+    result["input"]["rows"] = row_counts(path)
+    return result
+
+
+def compare_runs(path: Path, commands: dict[str, list[str]], runs: int) -> dict[str, Any]:
+    """``compare`` for any kind of file."""
     read_once(path)
     taken: dict[str, list[Run]] = {name: [] for name in commands}
     for _ in range(runs):
@@ -67,11 +74,11 @@ def compare(path: Path, commands: dict[str, list[str]], runs: int) -> dict[str, 
     }
     first = next(iter(medians.values()))
     return {
-        "input": {"file": path.name, "mb": round(path.stat().st_size / 1e6, 1), "rows": row_counts(path)},
+        "input": {"file": path.name, "mb": round(path.stat().st_size / 1e6, 1)},
         "runs": {name: [run._asdict() for run in all_runs] for name, all_runs in taken.items()},
         "median": medians,
         "ratio": {
-            name: {field: values[field] / first[field] for field in ("cpu_s", "peak_mb")}
+            name: {field: values[field] / first[field] for field in ("cpu_s", "wall_s", "peak_mb")}
             for name, values in list(medians.items())[1:]
         },
     }
@@ -105,17 +112,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def infprof_command() -> list[str]:
-    """infprof of the interpreter that runs this script, whether or not its console script is on PATH."""
-    return [
-        sys.executable,
-        "-c",
-        "import sys; from infprof.cli import main; sys.exit(main())",
-        "analyze",
-        "--window",
-        "full",
-        "--json",
-    ]
+def infprof_command(*options: str) -> list[str]:
+    """``infprof analyze`` of the interpreter that runs this script, whether or not its console script is on PATH."""
+    return [sys.executable, "-c", "import sys; from infprof.cli import main; sys.exit(main())", "analyze", *options]
 
 
 def show(result: dict[str, Any]) -> None:
@@ -164,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if (options.file is None) == (options.scale is None):
         parser.error("give a file, or --scale with sizes")
-    commands = {"infprof": infprof_command()}
+    commands = {"infprof": infprof_command("--window", "full", "--json")}
     if options.nsys:
         commands["nsys stats"] = [options.nsys, "stats"]
     if options.scale:

@@ -1,4 +1,4 @@
-"""Plays a described inference workload on described GPUs and writes what nsys would have recorded, with the truth.
+"""Plays a described inference workload on described GPUs and writes what nsys, or PyTorch's profiler, would have recorded.
 
 A spec is a YAML file (or the same as a dict)::
 
@@ -12,6 +12,7 @@ A spec is a YAML file (or the same as a dict)::
     kernels:
       norm: {name: "void vllm::fused_add_rms_norm_kernel<c10::BFloat16>(T1 *)", time: 2.5us}
       gemm: {name: nvjet_tst_64x8_64x16_4x1_v_bz_TNT, flops: 1.3e9, bytes: 50MB, counters: {sm_issue: 20}}
+      out: {name: nvjet_tst_64x8_64x16_2x1_v_bz_TNT, op: "aten::mm(bf16[8, 4096], bf16[4096, 4096].t)"}
     graphs:
       decode: {kernels: [norm, {repeat: 4, do: [gemm, norm]}], trace: node}   # or graph: one row per launch
     sequences:
@@ -41,12 +42,18 @@ Actions, one per list item, named by its first key; ``stream`` (a number, 7 unle
 - ``malloc: SIZE``, ``free: SIZE`` (``call``), ``load_module: TIME``
 - ``repeat: N`` and/or ``range: NAME`` with ``do: [...]``, ``use: SEQUENCE``
 
+A kernel lasts its ``time``; else the roofline of its ``flops`` and ``bytes``; else that of the shapes of its ``op``, the
+framework's operator that launches it (a list: the open ones, outermost first; see operators.py). What is given must fit
+together: ``flops`` those of the shapes, ``time`` no shorter than the device's peak allows for them. Operators stand in
+the trace of PyTorch's profiler only, and not for kernels of a CUDA graph, whose replay calls none.
+
 ``expect`` may hold the verdict that a sample trace must get; the simulator does not read it.
 """
 
 from infprof.simulator.builder import Process, Thread, TraceBuilder
 from infprof.simulator.engine import SimulatedTrace, simulate
 from infprof.simulator.export import write_nsys_sqlite
+from infprof.simulator.kineto import not_in_kineto, write_kineto
 from infprof.simulator.spec import Spec, load_spec, parse_spec
 from infprof.simulator.truth import truth
 
@@ -57,8 +64,10 @@ __all__ = [
     "Thread",
     "TraceBuilder",
     "load_spec",
+    "not_in_kineto",
     "parse_spec",
     "simulate",
     "truth",
+    "write_kineto",
     "write_nsys_sqlite",
 ]

@@ -12,9 +12,11 @@ import heapq
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from infprof.errors import UsageError
 from infprof.simulator.counters import Sample, samples
+from infprof.simulator.operators import TYPES, work
 from infprof.simulator.spec import (
     Action,
     Allocate,
@@ -37,6 +39,8 @@ from infprof.simulator.spec import (
     Wait,
 )
 
+T = TypeVar("T")
+
 _COLLECTIVE_NAMES = {
     "allreduce": (
         "ncclDevKernel_AllReduce_Sum_bf16_RING_{p}(ncclDevKernelArgsStorage<(unsigned long)4096>)",
@@ -51,6 +55,8 @@ _COLLECTIVE_NAMES = {
 }
 _LL_LIMIT_BYTES = 1 << 20  # NCCL takes its low-latency protocol for small messages
 _D2D_SHARE = 0.45  # a copy inside the device reads and writes
+_FP8_SPEED = 2  # FP8 over 16-bit tensor cores; a device's ``flops`` are of the latter
+_FP8 = {TYPES["fp8"][0]}
 
 
 @dataclass(eq=False)
@@ -87,7 +93,10 @@ class GpuOp:
 
 @dataclass(frozen=True)
 class Call:
-    """A CUDA call on a thread; ``sync`` says what it waited for (stream, event, context), with the stream and event."""
+    """A CUDA call on a thread; ``sync`` says what it waited for (stream, event, context), with the stream and event.
+
+    ``record``: correlation id and stream of the record of that event, where it was recorded.
+    """
 
     process: int
     thread: int
@@ -98,6 +107,7 @@ class Call:
     sync: str | None = None
     stream: int | None = None
     event: int | None = None
+    record: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -165,14 +175,25 @@ def simulate(spec: Spec) -> SimulatedTrace:
 
 
 def kernel_time_ns(kernel: Kernel, device: Device) -> int:
-    """The kernel's own duration if given, else the roofline: the slower of its FLOPs and its bytes, plus a floor."""
-    if kernel.time_ns is not None:
-        return kernel.time_ns
-    seconds = max(
-        kernel.flops / (device.flops * device.flops_reached),
-        kernel.bytes / (device.bandwidth * device.bandwidth_reached),
-    )
-    return device.kernel_floor_ns + round(seconds * 1e9)
+    """The kernel's own duration if given, else the roofline: the slower of its FLOPs and its bytes, plus a floor.
+
+    Raises UsageError where the shapes of its operator ask for more FLOPs in that time than the device can do.
+    """
+    if kernel.time_ns is None:
+        seconds = max(
+            kernel.flops / (device.flops * device.flops_reached),
+            kernel.bytes / (device.bandwidth * device.bandwidth_reached),
+        )
+        return device.kernel_floor_ns + round(seconds * 1e9)
+    if kernel.operators:
+        rate = work(kernel.operators[-1])[0] / max(kernel.time_ns, 1) * 1e9
+        peak = device.flops * _FP8_SPEED if any(t.type in _FP8 for t in kernel.operators[-1].tensors) else device.flops
+        if rate > peak:
+            raise UsageError(
+                f"{kernel.name}: {kernel.operators[-1].name} with these shapes in {kernel.time_ns} ns needs "
+                f"{rate:.3g} FLOP/s, more than the {peak:.3g} of {device.name}: give it more time."
+            )
+    return kernel.time_ns
 
 
 @dataclass(eq=False)
@@ -191,6 +212,7 @@ class _Process:
         self.tails: dict[int, GpuOp] = {}
         self.waits: dict[int, list[GpuOp]] = {}
         self.records: dict[str, list[GpuOp | None]] = {}
+        self.record_calls: dict[str, list[tuple[int, int]]] = {}
         self.event_ids: dict[str, int] = {}
         self.engines: dict[str, GpuOp] = {}
         self.live: list[tuple[int, int]] = []
@@ -200,6 +222,10 @@ class _Process:
 
 def _communicates(actions: tuple[Action, ...]) -> bool:
     return any(isinstance(a, Collective) or (isinstance(a, Repeat) and _communicates(a.do)) for a in actions)
+
+
+def _before_last(items: list[T], ago: int) -> T | None:
+    return items[-1 - ago] if len(items) > ago else None
 
 
 class _Engine:
@@ -388,8 +414,9 @@ class _Engine:
     def _sync(self, thread: _Thread, action: Sync) -> Iterator[GpuOp | None]:
         process, start = self.processes[thread.process], thread.clock_ns
         process.correlation += 1
-        correlation, event = process.correlation, None
+        correlation, event, record = process.correlation, None, None
         if action.event is not None:
+            record = _before_last(process.record_calls.get(action.event, []), action.ago)
             awaited = [op for op in [self._recorded(thread, action.event, action.ago)] if op]
             name, what, event = "cudaEventSynchronize_v3020", "event", process.event_ids.get(action.event)
         elif action.stream is not None:
@@ -402,7 +429,7 @@ class _Engine:
                 yield op
         end = max([start, *(op.span[1] for op in awaited)]) + self._jittered(self.spec.costs.sync_ns)
         self.trace.calls.append(
-            Call(thread.process, thread.index, start, end, name, correlation, what, action.stream or 7, event)
+            Call(thread.process, thread.index, start, end, name, correlation, what, action.stream or 7, event, record)
         )
         thread.clock_ns = end + self._jittered(self.spec.costs.between_ns)
 
@@ -425,13 +452,13 @@ class _Engine:
     def _record(self, thread: _Thread, action: Record, correlation: int) -> None:
         process = self.processes[thread.process]
         process.records.setdefault(action.event, []).append(process.tails.get(action.stream))
+        process.record_calls.setdefault(action.event, []).append((correlation, action.stream))
         event = process.event_ids.setdefault(action.event, len(process.event_ids) + 1)
         self.trace.events.append(EventRecord(thread.process, action.stream, correlation, event))
 
     def _recorded(self, thread: _Thread, event: str, ago: int) -> GpuOp | None:
         """The operation that the event's record, ``ago`` records back, stands behind; None before the first one."""
-        records = self.processes[thread.process].records.get(event, [])
-        return records[-1 - ago] if len(records) > ago else None
+        return _before_last(self.processes[thread.process].records.get(event, []), ago)
 
     def _call(self, thread: _Thread, name: str, cost_ns: int) -> tuple[int, int]:
         """A call that returns by itself; gives its correlation id and when its work reaches the GPU."""

@@ -1,7 +1,9 @@
 """Regenerates the sample traces from their specs: ``python -m infprof.simulator.samples``.
 
 Each folder of sample_traces/ holds ``spec.yaml``, and, made from it, ``trace.sqlite`` and ``truth.yaml``: the verdict
-that the trace must get (the spec's ``expect``) and the figures that the analysis must reach to the nanosecond.
+that the trace must get (the spec's ``expect``), what of the run PyTorch's profiler has no rows for, and the figures that
+the analysis must reach to the nanosecond. The verdict and the figures hold for a Kineto trace of the run as well, as far
+as they do not rest on what it lacks.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from infprof.errors import InfprofError
 from infprof.resources import sample_traces_dir
 from infprof.simulator.engine import simulate
 from infprof.simulator.export import write_nsys_sqlite
+from infprof.simulator.kineto import not_in_kineto
 from infprof.simulator.spec import load_spec
 from infprof.simulator.truth import truth
 
@@ -31,7 +34,12 @@ def build(folder: Path) -> None:
     spec = load_spec(folder / "spec.yaml")
     trace = simulate(spec)
     write_nsys_sqlite(trace, folder / "trace.sqlite")
-    answer: dict[str, Any] = {"description": spec.description.strip(), **spec.expect, "key_figures": truth(trace)}
+    answer: dict[str, Any] = {
+        "description": spec.description.strip(),
+        **spec.expect,
+        "not_in_kineto": not_in_kineto(trace),
+        "key_figures": truth(trace),
+    }
     text = "# Written from spec.yaml by python -m infprof.simulator.samples\n"
     text += yaml.safe_dump(answer, sort_keys=False, allow_unicode=True, width=100)
     temporary = folder / ".truth.yaml.tmp"

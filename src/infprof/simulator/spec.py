@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import yaml
 
 from infprof.errors import UsageError
+from infprof.simulator.operators import Operator, parse_operator, work
 from infprof.simulator.schema import VERSIONS
 
 T = TypeVar("T")
@@ -59,7 +60,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel: how long it runs (given, or from FLOPs and bytes on the device) and what counters show meanwhile."""
+    """A kernel: how long it runs (given, or from FLOPs and bytes on the device) and what counters show meanwhile.
+
+    ``operators``: those of the framework that are open while it is launched, outermost first.
+    """
 
     name: str
     time_ns: int | None = None
@@ -69,6 +73,7 @@ class Kernel:
     block: tuple[int, int, int] = (256, 1, 1)
     counters: dict[str, float] = field(default_factory=dict)
     api: str = "cudaLaunchKernel_v7000"
+    operators: tuple[Operator, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -398,19 +403,28 @@ class _Parser:
 
     def _kernel(self, data: Any, where: str) -> Kernel:
         s = _Section(data, where)
+        operators: tuple[Operator, ...] = s.take("op", _operators, ())
+        time_ns = s.take("time", duration_ns, None)
+        flops = s.take("flops", _rate, 0.0)
+        size = s.take("bytes", lambda value, at: float(size_bytes(value, at)), 0.0)
+        if operators:
+            flops, size = _work_of(operators[-1], time_ns, flops, size, where)
         kernel = Kernel(
             name=s.need("name", _text),
-            time_ns=s.take("time", duration_ns, None),
-            flops=s.take("flops", _rate, 0.0),
-            bytes=s.take("bytes", lambda value, at: float(size_bytes(value, at)), 0.0),
+            time_ns=time_ns,
+            flops=flops,
+            bytes=size,
             grid=s.take("grid", _triple, (132, 1, 1)),
             block=s.take("block", _triple, (256, 1, 1)),
             counters=s.take("counters", _counters, {}),
             api=s.take("api", _text, "cudaLaunchKernel_v7000"),
+            operators=operators,
         )
         s.done()
         if kernel.time_ns is None and not kernel.flops and not kernel.bytes:
-            raise UsageError(f"{where}: give time, or flops and bytes, so that its duration is known.")
+            raise UsageError(
+                f"{where}: give time, or flops and bytes, or op with shapes, so that its duration is known."
+            )
         return kernel
 
     def _graphs(self, data: Any, where: str) -> dict[str, Graph]:
@@ -542,6 +556,27 @@ class _Parser:
         if not isinstance(name, str) or name not in table:
             raise UsageError(f"{where}: no {what} {name!r}.{_did_you_mean(str(name), table)}")
         return table[name]
+
+
+def _operators(value: Any, where: str) -> tuple[Operator, ...]:
+    """One operator, or a list of operators that are open at once, outermost first."""
+    return tuple(parse_operator(item, where) for item in (value if isinstance(value, list) else [value]))
+
+
+def _work_of(operator: Operator, time_ns: int | None, flops: float, size: float, where: str) -> tuple[float, float]:
+    """FLOPs and bytes of a kernel: those given, which must be those of the operator's shapes, else those of the shapes.
+
+    A kernel with a time of its own keeps what is given: counters follow from it, and a time may have other reasons.
+    """
+    try:
+        counted, least = work(operator)
+    except ValueError as error:
+        raise UsageError(f"{where}: op: {error}.") from None
+    if flops and counted and not 0.9 <= flops / counted <= 1.1:
+        raise UsageError(f"{where}: flops is {flops:.3g}, but the shapes of {operator.name} need {counted:.3g}.")
+    if time_ns is not None or flops or size:
+        return flops, size
+    return float(counted), float(least)
 
 
 def duration_ns(value: Any, where: str) -> int:
