@@ -109,6 +109,8 @@ SCHEMA: dict[str, dict[str, str]] = {
         "bytes": "count",
         "sequence": "id",
     },
+    # Launch calls that say which kernel they launch, as ROCm's do: all that a launch recorded into a graph leaves.
+    "named_launches": {"start": "time", "process": "processes", "correlation": "id", "name": "strings"},
     "os_calls": {"start": "time", "end": "time", "thread": "threads", "name": "strings"},
     "overheads": {"start": "time", "end": "time", "thread": "threads", "kind": "PROFILER, MODULE_LOAD, …"},
     "memory_events": {"time": "time", "process": "processes", "device": "devices", "bytes": "count", "delta": "count"},
@@ -275,6 +277,7 @@ class Trace:
     ranges: Table | None = None
     operators: Table | None = None
     collectives: Table | None = None
+    named_launches: Table | None = None
     os_calls: Table | None = None
     overheads: Table | None = None
     memory_events: Table | None = None
@@ -284,6 +287,8 @@ class Trace:
     # Which process of a distributed job this trace is of, where the recorder wrote it down.
     rank: int | None = None
     world_size: int | None = None
+    # Events of an accelerator whose work no reader understands yet.
+    accelerator_events: int = 0
     # Launches (process, correlation) whose GPU operation was recorded without usable times: those left out above.
     dropped_launches: tuple[IntArray, IntArray] | None = None
     dropped_operations: int = 0

@@ -5,6 +5,7 @@ A reader is one module with an object that fits ``Reader`` and one line in ``REA
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Protocol
 
@@ -29,9 +30,13 @@ class Reader(Protocol):
 
 def _readers() -> tuple[Reader, ...]:
     # Imported on the first read, so that `infprof --help` does not load numpy.
+    from infprof.readers.kineto import KinetoReader
+    from infprof.readers.nsys_directory import NsysArrowReader
+    from infprof.readers.nsys_rep import NsysReportReader
     from infprof.readers.nsys_sqlite import NsysSqliteReader
+    from infprof.readers.timeline import TimelineReader
 
-    return (NsysSqliteReader(),)
+    return (NsysSqliteReader(), NsysReportReader(), NsysArrowReader(), TimelineReader(), KinetoReader())
 
 
 HEAD_BYTES = 4096
@@ -63,9 +68,52 @@ def read(path: Path) -> Trace:
     raise InfprofError(_unknown(path, head))
 
 
+# What tells a trace from other JSON, such as the configuration files that lie beside it.
+_TRACE_KEYS = re.compile(rb'"(?:traceEvents|ph|schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds)"')
+
+
+def is_profile(path: Path) -> bool:
+    """Whether a file found in a folder is a profile, by its first bytes; False for what cannot be read.
+
+    Stricter than ``sniff``, which judges files that someone named: JSON must begin like a trace.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES) if path.is_file() else b""
+    except OSError:
+        return False
+    if not head or not any(reader.sniff(path, head) for reader in _readers()):
+        return False
+    start = _unpacked(head).removeprefix(b"\xef\xbb\xbf").lstrip()
+    return start[:1] not in (b"{", b"[") or _TRACE_KEYS.search(start) is not None
+
+
+def _unpacked(head: bytes) -> bytes:
+    """The beginning of what a gzip file holds; other bytes as they are."""
+    import zlib
+
+    if not head.startswith(b"\x1f\x8b"):
+        return head
+    try:
+        return zlib.decompressobj(31).decompress(head, HEAD_BYTES)
+    except zlib.error:
+        return b""
+
+
+def is_profile_folder(path: Path) -> bool:
+    """Whether the folder as a whole is one input: a bundle, or a directory export of nsys."""
+    from infprof.readers.bundle import is_bundle
+    from infprof.readers.nsys_directory import is_nsys_directory
+
+    return is_nsys_directory(path) or is_bundle(path)
+
+
 def _read_folder(path: Path) -> Trace:
     from infprof.readers.bundle import is_bundle, read_bundle
+    from infprof.readers.nsys_directory import is_nsys_directory, read_nsys_directory
 
+    if is_nsys_directory(path):
+        return read_nsys_directory(path)
     if not is_bundle(path):
         raise InfprofError(
             f"{path} is a folder, neither a profile nor a bundle of infprof run: name the .sqlite file itself."
@@ -74,11 +122,8 @@ def _read_folder(path: Path) -> Trace:
 
 
 def _unknown(path: Path, head: bytes) -> str:
-    if path.suffix in (".nsys-rep", ".qdrep"):
-        return (
-            f"{path} is a binary Nsight Systems report: export it first with "
-            f"`nsys export --type sqlite {path.name}` and analyze the .sqlite file."
-        )
+    if head.startswith(b"PAR1"):
+        return f"{path} is one Parquet file, a table of an export at most: name the folder of `nsys export --type parquetdir`."
     looks_text = b"\0" not in head
     what = "a text file" if looks_text else "of an unknown kind"
     return f"{path} is {what}, not an Nsight Systems SQLite export (.sqlite or .sqlite.gz)."
