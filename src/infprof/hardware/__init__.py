@@ -52,6 +52,8 @@ class Peaks:
     flop_per_s: Mapping[str, float]
     memory_bytes: int | None
     dram_bytes_per_s: float
+    # The last cache before DRAM: what fits may have been read from it.
+    cache_bytes: int | None
     nvlink_bytes_per_s: float | None
     pcie_gen: int | None
     pcie_width: int | None
@@ -177,6 +179,7 @@ def _rows() -> tuple[_Row, ...]:
 
 def _row(record: Mapping[str, str]) -> _Row:
     memory_gb = _number(record["memory_gb"])
+    cache_mb = _number(record["cache_mb"])
     nvlink = _number(record["nvlink_gb_per_s"])
     rates = {precision: _number(record[column]) for precision, column in _PRECISION_COLUMNS.items()}
     peaks = Peaks(
@@ -189,6 +192,7 @@ def _row(record: Mapping[str, str]) -> _Row:
         # Sizes in device names are GiB, whatever they say.
         memory_bytes=None if memory_gb is None else int(memory_gb * 2**30),
         dram_bytes_per_s=float(record["dram_gb_per_s"]) * 1e9,
+        cache_bytes=None if cache_mb is None else int(cache_mb * 2**20),
         nvlink_bytes_per_s=None if nvlink is None else nvlink * 1e9,
         pcie_gen=_whole(record["pcie_gen"]),
         pcie_width=_whole(record["pcie_width"]),
