@@ -29,6 +29,7 @@ from infprof.results import (
     Verdict,
     Where,
     Window,
+    WorkRow,
 )
 
 MS = 1_000_000
@@ -89,6 +90,47 @@ def _kernel(name: str, calls: int, total_ns: int, share: float, kernel_class: st
     mean = total_ns / calls
     return KernelRow(
         name, device, calls, total_ns, mean, int(mean * 0.9), int(mean * 1.8), share, kernel_class, "bf16", 264, 128
+    )
+
+
+def _work(
+    kind: str,
+    operator: str | None,
+    total_ns: int,
+    share: float,
+    flop_per_s: float | None,
+    bytes_per_s: float | None,
+    compute: float | None,
+    limiter: str | None,
+) -> WorkRow:
+    seconds = total_ns / 1e9
+    calls = 0 if kind == "not counted" else 24_000
+    dram = None if bytes_per_s is None else bytes_per_s / 3.352e12
+    flop = None if flop_per_s is None else flop_per_s * seconds
+    moved = None if bytes_per_s is None else bytes_per_s * seconds
+    intensity = flop_per_s / bytes_per_s if flop_per_s and bytes_per_s else None
+    reason = None if calls else "it ran inside a replayed graph"
+    precision = "bf16" if kind == "gemm" else None
+    return WorkRow(
+        0,
+        kind,
+        operator,
+        precision,
+        calls,
+        24_000,
+        total_ns,
+        share,
+        flop,
+        moved,
+        flop_per_s,
+        bytes_per_s,
+        intensity,
+        295.2 if intensity else None,
+        compute,
+        dram,
+        limiter,
+        False,
+        reason,
     )
 
 
@@ -278,6 +320,13 @@ def launch_bound() -> Diagnosis:
             _kernel(CUTLASS, 4_000, 40 * MS, 0.08, "gemm"),
             _kernel("triton_poi_fused_add_mul_silu_0", 3_000, 12 * MS, 0.024, "elementwise"),
             _kernel(HOSTILE, 1_000, 8 * MS, 0.016, "unknown"),
+        ],
+        work_table=[
+            _work("gemm", None, 210 * MS, 0.42, 480e12, 1.9e12, 0.485, "compute"),
+            _work("elementwise", None, 180 * MS, 0.36, None, 1.2e12, None, None),
+            _work("not counted", None, 110 * MS, 0.22, None, None, None, None),
+            _work("gemm", "aten::mm", 210 * MS, 0.42, 480e12, 1.9e12, 0.485, "compute"),
+            _work("elementwise", HOSTILE, 180 * MS, 0.36, None, 1.2e12, None, None),
         ],
         range_table=[
             RangeRow("decode", 390, 850 * MS, 800 * MS, 430 * MS, 93_000),

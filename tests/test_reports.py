@@ -361,6 +361,7 @@ def test_schema_lists_are_those_of_the_code() -> None:
         ("scope", results.Scope),
         ("provenance", results.Provenance),
         ("kernel_row", results.KernelRow),
+        ("work_row", results.WorkRow),
         ("range_row", results.RangeRow),
         ("nccl_row", results.NcclRow),
         ("api_row", results.ApiRow),

@@ -15,6 +15,7 @@ from infprof import __version__
 from infprof.errors import EXIT_FINDINGS, EXIT_UNUSABLE, EXIT_USAGE, InfprofError, UsageError
 
 if TYPE_CHECKING:
+    from infprof.diagnosis import Detailed, Options
     from infprof.results import Diagnosis
     from infprof.rules import RuleSet
 
@@ -30,13 +31,27 @@ app = typer.Typer(
 rules_app = typer.Typer(help="List, show and test the rules behind the findings.", no_args_is_help=True)
 app.add_typer(rules_app, name="rules", rich_help_panel=None)
 
-InputArgument = Annotated[
-    Path,
+InputsArgument = Annotated[
+    list[Path],
     # readable=False: the reader says what is wrong with a file, not the parser of the command line.
     typer.Argument(
         metavar="INPUT",
         readable=False,
-        help="A profile (.sqlite or .sqlite.gz from nsys export) or a bundle of infprof run.",
+        help="Profiles (.nsys-rep, any nsys export of tables, .json or .json.gz of PyTorch), bundles of infprof run, "
+        "folders of them, or globs (quoted ones too). Several are the ranks of one job, a file each.",
+    ),
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option("--jobs", metavar="N", help="Processes for several files. Default: one per file and core."),
+]
+SchedulerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="Have the workers of this dask scheduler (tcp://HOST:8786) read the files, which they must see under the "
+        "same paths.",
     ),
 ]
 WindowOption = Annotated[
@@ -57,7 +72,21 @@ ScenarioOption = Annotated[
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("-o", "--output", metavar="FILE", help="Write here; the extension (.html .json .md .txt) says what."),
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write here; the extension (.html .json .md .txt .perfetto.json .perfetto.json.gz) says what.",
+    ),
+]
+PerfettoOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--perfetto",
+        metavar="FILE",
+        help="The timeline of the window, with the findings, for ui.perfetto.dev (.json or .json.gz). "
+        "With --window full all of it.",
+    ),
 ]
 
 
@@ -128,7 +157,7 @@ def _root(
 
 @app.command()
 def analyze(
-    path: InputArgument,
+    inputs: InputsArgument,
     window: WindowOption = "auto",
     range_name: RangeOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON (stable, has a schema).")] = False,
@@ -136,6 +165,7 @@ def analyze(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained HTML page.")
     ] = None,
+    perfetto: PerfettoOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
     rules: RulesOption = None,
@@ -149,16 +179,26 @@ def analyze(
             'over measures holds, such as "idle_ratio > 0.3".',
         ),
     ] = None,
+    jobs: JobsOption = None,
+    scheduler: SchedulerOption = None,
 ) -> None:
     """Diagnose a profile: where the time went, what limits it, what to change.
 
+    Of several files, one per rank, each is diagnosed and all are compared: who is late, and what that costs. A file
+    that cannot be read does not stop the others; the exit code is 3 only where none can be used.
+
     Example: infprof analyze report.sqlite --html report.html
+
+    Example: infprof analyze 'traces/rank*.pt.trace.json.gz'
     """
     if json and markdown:
         raise UsageError("--json and --markdown both want the output: choose one, or write the other with -o FILE.")
     gate = _gate(fail_on)
-    diagnosis = _diagnose(path, window, range_name, rules, scenario)
-    _write_files(diagnosis, [html] if html else [], output, force)
+    paths = _paths(inputs)
+    files = _files({"html": html, "perfetto": perfetto}, output, paths, force)
+    detailed = _diagnose_all(paths, window, range_name, rules, scenario, jobs, scheduler)
+    _write_files(detailed, files, force)
+    diagnosis = detailed.diagnosis
     _print(diagnosis, "json" if json else "markdown" if markdown else "terminal")
     _finish(diagnosis, gate)
 
@@ -260,7 +300,7 @@ def run(
         output=output,
         force=force,
         backend=backend,  # type: ignore[arg-type]
-        probes=None if probes is None else tuple(p for p in probes.split(",") if p),
+        probes=None if probes is None else tuple(p.strip() for p in probes.split(",") if p.strip()),
         warmup_s=parse_seconds("--warmup", warmup),
         duration_s=parse_seconds("--duration", duration),
         ready_url=ready_url,
@@ -285,32 +325,40 @@ def run(
 
 @app.command()
 def report(
-    path: InputArgument,
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="INPUT",
+            readable=False,
+            help="What analyze takes, or one stored diagnosis (.json, from --json or a bundle).",
+        ),
+    ],
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="One self-contained HTML page.")] = None,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="The diagnosis as JSON.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Markdown, to paste.")] = None,
+    text: Annotated[Path | None, typer.Option("--text", metavar="FILE", help="What the terminal shows.")] = None,
+    perfetto: PerfettoOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
     window: WindowOption = "auto",
     range_name: RangeOption = None,
     rules: RulesOption = None,
     scenario: ScenarioOption = None,
+    jobs: JobsOption = None,
+    scheduler: SchedulerOption = None,
 ) -> None:
-    """Write the diagnosis of a profile to files to share.
+    """Write the diagnosis of a profile, or of the ranks of a job, to files to share; several at once.
 
-    Example: infprof report report.sqlite --html report.html
+    Example: infprof report report.sqlite --html report.html --perfetto report.json.gz
     """
-    wanted = {"html": html, "json": json, "markdown": markdown}
-    if output is None and not any(wanted.values()):
+    wanted = {"html": html, "json": json, "markdown": markdown, "terminal": text, "perfetto": perfetto}
+    paths = _paths(inputs)
+    files = _files(wanted, output, paths, force)
+    if not files:
         raise UsageError("report: name at least one file, such as --html report.html or -o report.md.")
-    diagnosis = _diagnose(path, window, range_name, rules, scenario)
-    from infprof.reports import render, write_atomic
-
-    for name, target in wanted.items():
-        if target is not None:
-            write_atomic(target, render(name, diagnosis), force)
-    _write_files(diagnosis, [], output, force)
-    _finish(diagnosis, None)
+    detailed = _diagnose_all(paths, window, range_name, rules, scenario, jobs, scheduler)
+    _write_files(detailed, files, force)
+    _finish(detailed.diagnosis, None)
 
 
 @app.command()
@@ -340,28 +388,53 @@ def demo(
         raise UsageError(f"There is no sample called {name}. {hint}")
     path = sample_traces_dir() / name / "trace.sqlite"
     print(f"infprof: diagnosing the sample {name} (others: infprof demo --list)", file=sys.stderr)
-    diagnosis = _diagnose(path, "auto", None, None, None)
-    _write_files(diagnosis, [html] if html else [], None, force)
-    _print(diagnosis, "terminal")
+    files = _files({"html": html}, None, [path], force)
+    detailed = _diagnose(path, "auto", None, None, None)
+    _write_files(detailed, files, force)
+    _print(detailed.diagnosis, "terminal")
 
 
 @app.command()
 def simulate(
     spec: Annotated[Path, typer.Argument(metavar="SPEC", help="A YAML file that describes the workload.")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The .sqlite file to write.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="The file to write: .json or .json.gz as of PyTorch's profiler, anything else an nsys .sqlite export.",
+        ),
+    ],
+    dialect: Annotated[
+        str | None,
+        typer.Option("--dialect", metavar="TORCH", help="The JSON of torch 1.12, 2.2, 2.4 or 2.13 (default)."),
+    ] = None,
+    stack: Annotated[bool, typer.Option("--stack", help="With Python frames (JSON only).")] = False,
+    sync_events: Annotated[bool, typer.Option("--sync-events", help="With cuda_sync rows (JSON only).")] = False,
     force: ForceOption = False,
 ) -> None:
     """Write a trace of a described workload, with a bottleneck that is known.
 
+    Several processes that use CUDA become one JSON file each, named by rank.
+
     Example: infprof simulate sample_traces/healthy/spec.yaml -o healthy.sqlite
     """
-    from infprof.simulator import load_spec, write_nsys_sqlite
+    from infprof.reports.files import check_target
+    from infprof.simulator import load_spec, write_kineto, write_nsys_sqlite
     from infprof.simulator import simulate as play
 
-    if output.exists() and not force:
-        raise UsageError(f"{output} exists already. Choose another name, or replace it with --force.")
-    write_nsys_sqlite(play(load_spec(spec)), output)
-    print(f"infprof: wrote {output}", file=sys.stderr)
+    written = [output]
+    if output.name.endswith((".json", ".json.gz")):
+        options = {"stack": stack, "sync_events": sync_events, "force": force}
+        written = write_kineto(play(load_spec(spec)), output, dialect=dialect or "2.13", **options)
+    elif dialect or stack or sync_events:
+        raise UsageError(f"{output} is an nsys export: --dialect, --stack and --sync-events go with .json or .json.gz.")
+    else:
+        check_target(output, force)
+        write_nsys_sqlite(play(load_spec(spec)), output)
+    for path in written:
+        print(f"infprof: wrote {path}", file=sys.stderr)
 
 
 @app.command()
@@ -432,20 +505,74 @@ def rules_test(rules: RulesOption = None) -> None:
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def _diagnose(
-    path: Path, window: str, range_name: str | None, rules: list[Path] | None, scenario: str | None
-) -> Diagnosis:
+def _paths(inputs: list[Path]) -> list[Path]:
+    """The files that are meant: globs and folders expanded."""
+    if len(inputs) == 1 and os.path.isfile(inputs[0]):
+        return inputs
     _prepare_for_arrays()
-    from infprof.diagnosis import Options, analyze_file
+    from infprof.ranks.inputs import expand
+
+    return expand(inputs)
+
+
+def _diagnose_all(
+    paths: list[Path],
+    window: str,
+    range_name: str | None,
+    rules: list[Path] | None,
+    scenario: str | None,
+    jobs: int | None,
+    scheduler: str | None,
+) -> Detailed:
+    """One file as ever; several as the ranks of a job, in which those that fail are named on stderr."""
+    if len(paths) == 1 and scheduler is None:
+        return _diagnose(paths[0], window, range_name, rules, scenario)
+    _prepare_for_arrays()
+    from infprof.diagnosis import Detailed
+    from infprof.ranks import analyze_inputs
+
+    diagnosis = analyze_inputs(paths, _options(window, range_name, rules, scenario), jobs, scheduler)
+    _say_broken_rules(diagnosis)
+    for failure in diagnosis.job.failures if diagnosis.job is not None else ():
+        print(f"infprof: left out: {failure.reason}", file=sys.stderr)
+    return Detailed(diagnosis, None, [])
+
+
+def _options(window: str, range_name: str | None, rules: list[Path] | None, scenario: str | None) -> Options:
+    from infprof.diagnosis import Options
 
     _check_rule_dirs(rules)
     if scenario is not None and scenario not in ("online", "batch", "mixed"):
         raise UsageError(f"--scenario {scenario}: choose online, batch or mixed.")
-    diagnosis = analyze_file(path, Options(window, range_name, scenario, tuple(rules or ())))
+    return Options(window, range_name, scenario, tuple(rules or ()))
+
+
+def _say_broken_rules(diagnosis: Diagnosis) -> None:
     for problem in diagnosis.problems:
         if problem.code == "broken-rule":
             print(f"infprof: {problem.message}", file=sys.stderr)
-    return diagnosis
+
+
+def _diagnose(
+    path: Path, window: str, range_name: str | None, rules: list[Path] | None, scenario: str | None
+) -> Detailed:
+    """The diagnosis of a profile with what it was made of, or one that was stored."""
+    from infprof.stored import is_stored_diagnosis, read_stored_diagnosis
+
+    if is_stored_diagnosis(path):
+        options = {"--window": window != "auto", "--range": range_name, "--rules": rules, "--scenario": scenario}
+        given = [name for name, value in options.items() if value]
+        if given:
+            raise UsageError(f"{given[0]} needs the profile itself: {path} is a diagnosis that is finished.")
+        from infprof.diagnosis import Detailed
+
+        return Detailed(read_stored_diagnosis(path), None, [])
+    _prepare_for_arrays()
+    from infprof.diagnosis import analyze_file_in_detail
+
+    detailed = analyze_file_in_detail(path, _options(window, range_name, rules, scenario))
+    _say_broken_rules(detailed.diagnosis)
+    return detailed
 
 
 def _prepare_for_arrays() -> None:
@@ -484,15 +611,43 @@ def _print(diagnosis: Diagnosis, name: str) -> None:
     sys.stdout.flush()
 
 
-def _write_files(diagnosis: Diagnosis, pages: list[Path], output: Path | None, force: bool) -> None:
-    from infprof.reports import render, report_for_path, write_atomic
+def _files(
+    wanted: dict[str, Path | None], output: Path | None, sources: list[Path], force: bool
+) -> list[tuple[str, Path]]:
+    """The reports to write, as (name, file). Raises UsageError, before any work, for a file that cannot be written."""
+    from infprof.reports import report_for_path
+    from infprof.reports.files import check_target
 
-    for page in pages:
-        write_atomic(page, render("html", diagnosis), force)
-        print(f"infprof: wrote {page}", file=sys.stderr)
+    files = [(name, target) for name, target in wanted.items() if target is not None]
     if output is not None:
-        write_atomic(output, report_for_path(output).render(diagnosis), force)
-        print(f"infprof: wrote {output}", file=sys.stderr)
+        files.append((report_for_path(output).name, output))
+    seen: set[Path] = set()
+    inputs = {source.resolve() for source in sources}
+    for name, target in files:
+        resolved = target.resolve()
+        if resolved in inputs:
+            raise UsageError(f"{target} is the input itself, which is never altered. Choose another name.")
+        if resolved in seen and (target.is_file() or not target.exists()):
+            raise UsageError(f"{target} is named for two reports. Give each a file of its own.")
+        if name == "perfetto" and len(sources) > 1:
+            raise UsageError("--perfetto draws the timeline of one file: name a single input.")
+        if name == "perfetto" and target.suffix.lower() not in ("", ".json", ".gz"):
+            raise UsageError(f"--perfetto writes JSON: name {target} .json or .json.gz.")
+        seen.add(resolved)
+        check_target(target, force)
+    return files
+
+
+def _write_files(detailed: Detailed, files: list[tuple[str, Path]], force: bool) -> None:
+    from infprof.reports import TIMELINE, write_report
+
+    if detailed.prepared is None and TIMELINE.name in dict(files):
+        raise UsageError(
+            "--perfetto needs the profile itself, read here: a stored diagnosis and --scheduler hold no events."
+        )
+    for name, target in files:
+        write_report(name, detailed, target, force)
+        print(f"infprof: wrote {target}", file=sys.stderr)
 
 
 class _Gate:
@@ -514,8 +669,8 @@ class _Gate:
 
     def fails(self, diagnosis: Diagnosis) -> bool:
         if self.expression is None:
-            return any(f.severity in self.severities for f in diagnosis.findings)
-        for values in _measures_by_scope(diagnosis):
+            return any(f.severity in self.severities for one in (diagnosis, *diagnosis.ranks) for f in one.findings)
+        for values in (v for one in (diagnosis, *diagnosis.ranks) for v in _measures_by_scope(one)):
             known = {n: v for n, v in values.items() if v is not None}
             if not all(n in known for n in self.expression.names):
                 continue
@@ -555,19 +710,23 @@ def _diagnose_run(folder: Path, rules: list[Path] | None, json: bool, html: Path
     from infprof.reports.files import replace_file
 
     try:
-        diagnosis = _diagnose(folder, "auto", None, rules, None)
+        detailed = _diagnose(folder, "auto", None, rules, None)
     except UsageError:
         raise
     except InfprofError as error:
         print(f"infprof: {error}", file=sys.stderr)
         return
+    except Exception:
+        print(f"infprof: what was collected is kept in {folder}, which could not be diagnosed.", file=sys.stderr)
+        raise
+    diagnosis = detailed.diagnosis
     try:
         replace_file(folder / DIAGNOSIS, render("json", diagnosis).encode())
     except OSError as error:
         print(f"infprof: {folder / DIAGNOSIS} cannot be written: {error.strerror or error}.", file=sys.stderr)
     _print(diagnosis, "json" if json else "terminal")
     try:
-        _write_files(diagnosis, [html] if html else [], None, force)
+        _write_files(detailed, [("html", html)] if html else [], force)
     except UsageError as error:
         # The run is over and its exit code stands.
         print(f"infprof: {error}", file=sys.stderr)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from infprof import __version__
+from infprof import __version__, collecting
 from infprof.distinct import distinct_values
 from infprof.errors import UsageError
+from infprof.hardware import find
 from infprof.measures import calls
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
 from infprof.measures.copies import copy_rows
 from infprof.measures.coverage import coverage_problems
 from infprof.measures.device import DeviceAnalysis, MeasureLimits, analyze_device
+from infprof.measures.fitness import doubts, launches_without_records
 from infprof.measures.host import HostLimits
 from infprof.measures.host_calls import api_table
 from infprof.measures.idle import IdleLimits, IdleModel
@@ -26,6 +29,7 @@ from infprof.measures.kernels import graphs_hide_kernels, kernel_table
 from infprof.measures.operations import Prepared
 from infprof.measures.places import Places
 from infprof.measures.ranges import nccl_table, range_table
+from infprof.measures.slices import DeviceTime
 from infprof.measures.timeline import timeline
 from infprof.measures.window import Scope, SteadyPart, named_scope, parse_window, range_scope, span, steady_part
 from infprof.readers import read
@@ -43,19 +47,23 @@ from infprof.results import (
     Provenance,
     Verdict,
     Window,
+    WorkRow,
 )
 from infprof.results import Scope as MeasureScope
 from infprof.rules import RuleSet, Thresholds, evaluate, load
 from infprof.trace import Trace
 from infprof.verdict import (
-    COLLECT_NODES,
     LOW,
     TraceFacts,
     device_verdict,
+    no_gpu_seen,
     problems_of,
     telemetry_verdict,
     trace_verdict,
 )
+
+if TYPE_CHECKING:
+    from infprof.measures.work import CountedWork
 
 MAX_KERNEL_ROWS = 1000
 NEEDS_RUN = "telemetry of the same run: record with `infprof run`"
@@ -76,8 +84,13 @@ class Options:
 def analyze_file(path: Path, options: Options | None = None) -> Diagnosis:
     """Read and diagnose one file. Raises InfprofError (nothing to analyse) or UsageError (options that do not fit)."""
     options = options or Options()
-    rules = load([rules_dir(), *options.rule_dirs])
-    return analyze(read(path), rules, options)
+    return analyze(read(path), load([rules_dir(), *options.rule_dirs]), options)
+
+
+def analyze_file_in_detail(path: Path, options: Options | None = None) -> Detailed:
+    """As ``analyze_file``, with what the diagnosis was made of."""
+    options = options or Options()
+    return analyze_in_detail(read(path), load([rules_dir(), *options.rule_dirs]), options)
 
 
 def analyze(trace: Trace, rules: RuleSet, options: Options | None = None) -> Diagnosis:
@@ -86,11 +99,28 @@ def analyze(trace: Trace, rules: RuleSet, options: Options | None = None) -> Dia
     An ``unusable`` verdict is a diagnosis too: slices are given wherever GPU operations exist. Raises UsageError where
     the window or range does not fit the trace.
     """
+    return analyze_in_detail(trace, rules, options).diagnosis
+
+
+def analyze_in_detail(trace: Trace, rules: RuleSet, options: Options | None = None) -> Detailed:
+    """As ``analyze``, with what the diagnosis was made of."""
     options = options or Options()
     if options.range_name is None and options.window not in ("auto", "full"):
         # Wrong syntax is the user's error even where the trace is empty.
         parse_window(options.window)
-    return _Analysis(trace, rules, options).diagnosis()
+    analysis = _Analysis(trace, rules, options)
+    diagnosis = analysis.diagnosis()
+    return Detailed(diagnosis, analysis.prepared, analysis.times)
+
+
+class Detailed(NamedTuple):
+    """A diagnosis, the trace with its launches, and the time accounting of each device: for reports that draw them.
+
+    Of a diagnosis that was stored there is no more than itself: ``prepared`` is None."""
+
+    diagnosis: Diagnosis
+    prepared: Prepared | None
+    times: list[DeviceTime]
 
 
 class _Analysis:
@@ -102,6 +132,9 @@ class _Analysis:
         self.thresholds: Thresholds = rules.thresholds
         self.options = options
         self.prepared = Prepared(trace)
+        self.how = collecting.advice(trace.provenance.tool)
+        self.times: list[DeviceTime] = []
+        self.work_rows: list[WorkRow] = []
         self.problems = list(trace.problems)
         for broken in rules.broken:
             self.problems.append(Problem("broken-rule", str(broken)))
@@ -122,10 +155,14 @@ class _Analysis:
         used = distinct_values(self.prepared.operations.device).tolist()
         devices = sorted(used, key=lambda d: self.trace.devices[d].id)
         analyses = [analyze_device(self.prepared, model, d, scope.intervals, limits) for d in devices]
+        self.times = [analysis.time for analysis in analyses]
         for analysis in analyses:
             self._add_telemetry(analysis)
+            self._add_work(analysis)
         unusable = self._unusable(steady, scope, analyses)
         verdicts = [unusable or device_verdict(a, self.thresholds) for a in analyses]
+        if unusable is None:
+            self._weigh(verdicts)
         focus = self._focus(analyses)
         self._note_problems(analyses, scope)
         if len(analyses) > 1 and len({(v.cls, v.cause) for v in verdicts}) > 1:
@@ -190,6 +227,36 @@ class _Analysis:
         add_telemetry(analysis.measures, telemetry, TelemetryScope(low, high, gpu))
         self._add_client_side(analysis.measures)
 
+    def _add_work(self, analysis: DeviceAnalysis) -> None:
+        """FLOP and bytes: counted from the shapes of operators, else as the serving engine counts them."""
+        from infprof.measures.work import (
+            NO_OPERATORS,
+            NO_SHAPES,
+            RoofLimits,
+            add_engine_work,
+            add_work,
+            scope_work,
+            work_table,
+        )
+
+        device = self.trace.devices[analysis.device]
+        match = find(device.name, sm_count=device.sm_count, memory_bytes=device.memory_bytes)
+        work = None
+        if self.counted is not None:
+            work = scope_work(self.prepared, self.counted, analysis.rows, analysis.time.scope, match.peaks)
+        why_none = NO_SHAPES if self.trace.operators is not None else NO_OPERATORS
+        t = self.thresholds
+        limits = RoofLimits(t.limiter_clear, t.latency_max, t.small_kernel_ns)
+        add_work(analysis.measures, work, match, limits, why_none)
+        add_engine_work(analysis.measures, match.peaks)
+        self.work_rows += work_table(work, device.id, self.thresholds.limiter_clear)
+
+    @cached_property
+    def counted(self) -> CountedWork | None:
+        from infprof.measures.work import count_work
+
+        return count_work(self.prepared)
+
     def _add_client_side(self, measures: Measures) -> None:
         if self.trace.load is not None:
             from infprof.measures.serving_telemetry import add_client_latencies
@@ -229,22 +296,32 @@ class _Analysis:
             operation_ns=int((ops.end - ops.start).sum()),
             span_ns=high - low,
             dropped=self.trace.dropped_operations,
+            lost=launches_without_records(self.prepared)[0],
             launches=launches,
             graph_launches=graph_launches,
             # Where the GPU shows no idle time worth a claim, unseen graphs change nothing.
             silent_graph_launches=silent if claims_idle else 0,
             only_startup=auto and dropped_start_up and not self._enough_after(steady),
             idle_ratio=idle,
+            accelerator_events=self.trace.accelerator_events,
+            tool=self.trace.provenance.tool,
         )
         if silent:
             self.problems.append(
                 Problem(
                     "graphs-not-recorded",
-                    f"{silent} of {graph_launches} CUDA-graph launches have no record of what ran on the GPU: {COLLECT_NODES}.",
+                    f"{silent} of {graph_launches} CUDA-graph launches have no record of what ran on the GPU: {self.how.graph_nodes}.",
                     silent,
                 )
             )
         return trace_verdict(facts, self.thresholds, self.trace.diagnostics)
+
+    def _weigh(self, verdicts: list[Verdict]) -> None:
+        """Lower the confidence of what was concluded from a trace that is less than fit, and say why."""
+        for doubt in doubts(self.prepared):
+            self.problems.append(doubt.problem)
+            for verdict in verdicts:
+                verdict.confidence = min(verdict.confidence, doubt.at_most)
 
     def _launch_calls(self) -> tuple[int, int, int]:
         """Kernel or graph launch calls, graph launch calls, and graph launches without anything on the GPU."""
@@ -336,6 +413,7 @@ class _Analysis:
             problems=self._unique_problems(),
             provenance=self._provenance(),
             kernel_table=_largest([row for a in analyses for row in tables[a.device]]),
+            work_table=self.work_rows,
             range_table=range_table(self.prepared, scope.intervals),
             nccl_table=nccl_table(self.prepared, scope.intervals),
             api_table=api_table(self.prepared, scope.intervals),
@@ -391,18 +469,35 @@ class _Analysis:
         """No GPU operation at all: no device, and a verdict that says so, or that telemetry allows."""
         launches, graph_launches, silent = self._launch_calls()
         facts = TraceFacts(
-            0, 0, 0, 0, 0, 0, self.trace.dropped_operations, launches, graph_launches, silent, False, 0.0
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            self.trace.dropped_operations,
+            launches,
+            graph_launches,
+            silent,
+            False,
+            0.0,
+            accelerator_events=self.trace.accelerator_events,
+            tool=self.trace.provenance.tool,
         )
         verdict = trace_verdict(facts, self.thresholds, [(s, redact(x)) for s, x in self.trace.diagnostics])
         assert verdict is not None, "a trace without GPU operations is unusable"
         window = Window(0, 0, "none: no GPU operation was recorded")
         measures = Measures()
+        without_gpu = False
         findings: list[Finding] = []
         not_evaluated = [NotEvaluated(r.id, "GPU operations") for r in self.rules.rules if not r.states]
         if self.trace.telemetry is not None:
             measures = self._telemetry_alone()
             captured = not any(p.code in ("no-capture", "never-ready") for p in self.trace.problems)
             alone = self.trace.provenance.tool == "infprof"
+            without_gpu = not (self.trace.machine_gpus or self.trace.devices or self.trace.telemetry.facts("gpu_name"))
+            if without_gpu and verdict.code == "no-gpu-work":
+                verdict = no_gpu_seen()
             verdict = telemetry_verdict(measures, self.thresholds, alone, captured) or verdict
             findings, not_evaluated = self._from_telemetry_alone(measures)
             low, high = self.trace.telemetry_window or (0, 0)
@@ -410,7 +505,7 @@ class _Analysis:
         stating = self.rules.stating(verdict.cls, verdict.cause)
         # Who chose to record no timeline need not be told how to record one.
         chosen = verdict.cls == "unusable" and self.trace.provenance.tool == "infprof"
-        if stating is not None and not chosen:
+        if stating is not None and not (chosen or (without_gpu and verdict.code == "no-gpu-work")):
             verdict.rule, verdict.remedies = stating.id, list(stating.remedies)
         self._note_problems([], None)
         return Diagnosis(
@@ -460,7 +555,7 @@ class _Analysis:
 
     def _note_problems(self, analyses: list[DeviceAnalysis], scope: Scope | None) -> None:
         for analysis in analyses:
-            self.problems += problems_of(analysis)
+            self.problems += problems_of(analysis, self.trace.provenance.tool)
         trace, prepared = self.trace, self.prepared
         self.problems += coverage_problems(prepared)
         dropped, kept = trace.dropped_operations, len(prepared.operations)
@@ -473,16 +568,18 @@ class _Analysis:
                     dropped,
                 )
             )
-        if trace.ranges is None:
+        # Of a run without a timeline nobody expects any.
+        if trace.ranges is None and trace.provenance.tool != "infprof":
+            absent = "no annotations" if self.how.recorder != "nsys" else "no NVTX"
             self.problems.append(
-                Problem("no-ranges", "Ranges were not collected (no NVTX): steps and phases cannot be named.")
+                Problem("no-ranges", f"Ranges were not collected ({absent}): steps and phases cannot be named.")
             )
         if analyses and any(graphs_hide_kernels(prepared, a.rows) for a in analyses):
             self.problems.append(
                 Problem(
                     "graphs-traced-whole",
-                    f"CUDA graphs were traced whole: they count as compute, kernel figures are not available. {COLLECT_NODES[0].upper()}"
-                    f"{COLLECT_NODES[1:]}.",
+                    f"CUDA graphs were traced whole: they count as compute, kernel figures are not available. "
+                    f"{self.how.graph_nodes[0].upper()}{self.how.graph_nodes[1:]}.",
                 )
             )
         if trace.provenance.capture.get("some_api_calls_skipped"):
@@ -496,7 +593,9 @@ class _Analysis:
         for severity, text in trace.diagnostics:
             if severity in ("warning", "error"):
                 said[redact(text)] = said.get(redact(text), 0) + 1
-        self.problems += [Problem("recorder", f"nsys says: {text}", count) for text, count in said.items()]
+        self.problems += [
+            Problem("recorder", f"{self.how.recorder} says: {text}", count) for text, count in said.items()
+        ]
 
     def _unique_problems(self) -> list[Problem]:
         """Each problem once: several devices share most of them."""

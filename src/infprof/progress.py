@@ -33,6 +33,11 @@ class Progress:
         self._drawn = time.monotonic()
         self._write(self._shown)
 
+    def step(self, text: str) -> None:
+        """What begins now: a line where the stream is no terminal, which shows it with its clock anyway."""
+        if not self._live:
+            self.say(text)
+
     def done(self) -> None:
         """Leave no half line behind."""
         self._erase()

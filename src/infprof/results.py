@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from infprof.restoring import StructureError, restored
+
 SCHEMA_VERSION = "1.0"
 
 VERDICT_CLASSES = (
@@ -49,6 +51,9 @@ SLICE_KINDS = ("compute", "exposed_communication", "exposed_copy", "idle")
 UNUSABLE_CODES = ("no-gpu-work", "gpu-not-recorded", "too-short", "only-startup", "damaged", "unsupported-device")
 
 SEVERITIES = ("info", "warning", "critical")
+
+# Ranks of evidence, the strongest first.
+RANKS = ("A", "B", "C", "D", "E")
 
 
 @dataclass(frozen=True)
@@ -264,6 +269,37 @@ class KernelRow:
 
 
 @dataclass
+class WorkRow:
+    """Counted work of a kernel class (``operator`` None) or of one operator and precision; docs/verdicts.md.
+
+    Sums and rates are of the kernels of which the figure is known; ``reason`` says what is missing of the others.
+    ``share`` is of the kernel time without communication, ``compute_ratio`` and ``dram_ratio`` of the peaks,
+    ``limiter`` the roof that was nearly reached: compute, bandwidth, cache (faster than DRAM), or None.
+    ``flop_is_bound``: some of the FLOP may have been skipped. ``bytes`` is each operand once.
+    """
+
+    device: int
+    kind: str
+    operator: str | None
+    precision: str | None
+    calls: int
+    kernels: int
+    total_ns: int
+    share: float
+    flop: float | None
+    bytes: float | None
+    flop_per_s: float | None
+    bytes_per_s: float | None
+    flop_per_byte: float | None
+    ridge_flop_per_byte: float | None
+    compute_ratio: float | None
+    dram_ratio: float | None
+    limiter: str | None
+    flop_is_bound: bool
+    reason: str | None
+
+
+@dataclass
 class RangeRow:
     """GPU time of an NVTX/annotation range name, projected by correlation."""
 
@@ -331,6 +367,108 @@ class Provenance:
 
 
 @dataclass
+class RankRow:
+    """One device of one file among the ranks of a job.
+
+    ``rank`` None = neither the trace nor its name says it, then ``label`` counts the files. ``node`` numbers the machines
+    as far as names tell them apart. ``waited_ns``: how long its collectives ran before the last rank arrived;
+    ``lateness_*``: how long after the first rank it arrived; ``last_count``: how often it was the last one. These are
+    None where its clock could not be aligned. ``offset_ns`` is what is added to its times, ``drift_ppm`` what its clock
+    gains, ``error_ns`` how far the ends of common collectives are apart afterwards (95th percentile).
+    """
+
+    label: str
+    rank: int | None
+    node: int | None
+    file: str
+    device: int | None
+    cls: str
+    cause: str | None
+    window_ns: int
+    busy_ratio: float | None
+    exposed_comm_ns: int | None
+    comm_total_ns: int | None
+    aligned: str
+    offset_ns: int | None = None
+    drift_ppm: float | None = None
+    error_ns: int | None = None
+    common_collectives: int = 0
+    compared_collectives: int = 0
+    waited_ns: int | None = None
+    lateness_p50_ns: int | None = None
+    lateness_p95_ns: int | None = None
+    last_count: int | None = None
+
+
+@dataclass
+class ArrivalRow:
+    """How far apart the ranks arrive at the collectives of one group and name; ``group`` None = not recorded."""
+
+    group: str | None
+    name: str
+    count: int
+    spread_p50_ns: int
+    spread_p95_ns: int
+    spread_max_ns: int
+    waited_ns: int
+
+
+@dataclass
+class Stragglers:
+    """Who is late. ``kind``: none, persistent (one rank last in most), rotating, one-off (few collectives hold most of
+    the wait), unknown. ``waited_ns`` is summed over ranks, ``lost_ns`` is what the first rank to arrive waited, summed
+    over the collectives. ``reason`` says what the late ranks do meanwhile: compute, host, unknown, or None."""
+
+    kind: str
+    labels: list[str]
+    collectives: int
+    waited_ns: int | None
+    waited_ratio: float | None
+    lost_ns: int | None
+    reason: str | None
+    sentence: str
+
+
+@dataclass
+class GroupTraffic:
+    """What a process group moves: payload bytes of one rank, and what each rank must send at least (``bus_bytes``)."""
+
+    group: str
+    ranks: list[str]
+    name: str
+    count: int
+    bytes: int | None
+    bus_bytes: int | None
+
+
+@dataclass
+class FileFailure:
+    """A file that could not be used, and why."""
+
+    file: str
+    reason: str
+
+
+@dataclass
+class Job:
+    """Several ranks beside each other. ``focus`` is the label of the rank whose figures the joint diagnosis shows.
+
+    ``matrix`` holds the bytes between two ranks, only where they are certain (groups of two)."""
+
+    focus: str
+    world_size: int | None
+    missing_ranks: list[int]
+    alignment: str
+    error_ns: int | None
+    ranks: list[RankRow]
+    arrivals: list[ArrivalRow]
+    stragglers: Stragglers
+    traffic: list[GroupTraffic]
+    matrix: list[dict[str, Any]]
+    failures: list[FileFailure]
+
+
+@dataclass
 class Diagnosis:
     """The whole answer. ``timeline`` is thinned to a fixed number of columns whatever the input size."""
 
@@ -346,12 +484,16 @@ class Diagnosis:
     steps: dict[str, Any] | None = None
     whatif: dict[str, Any] | None = None
     kernel_table: list[KernelRow] = field(default_factory=list)
+    work_table: list[WorkRow] = field(default_factory=list)
     range_table: list[RangeRow] = field(default_factory=list)
     nccl_table: list[NcclRow] = field(default_factory=list)
     api_table: list[ApiRow] = field(default_factory=list)
     timeline: dict[str, Any] | None = None
     # Whether probes recorded anything in the same run: then even an unusable timeline leaves something to say.
     has_telemetry: bool = False
+    # Of several files: the diagnosis of each, and how they compare. All else is then that of the rank in ``job.focus``.
+    ranks: list[Diagnosis] = field(default_factory=list)
+    job: Job | None = None
     schema_version: str = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:
@@ -377,11 +519,63 @@ class Diagnosis:
             "problems": _plain(self.problems),
             "provenance": _plain(self.provenance),
             "kernel_table": _plain(self.kernel_table),
+            "work_table": _plain(self.work_table),
             "range_table": _plain(self.range_table),
             "nccl_table": _plain(self.nccl_table),
             "api_table": _plain(self.api_table),
             "timeline": _plain(self.timeline),
+            "has_telemetry": self.has_telemetry,
+            "ranks": [rank.to_dict() for rank in self.ranks],
+            "job": _plain(self.job),
         }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Diagnosis:
+        """The diagnosis that ``to_dict`` made this of; keys of a newer 1.x are ignored.
+
+        Raises StructureError where the data is no diagnosis of schema 1.x: a key that is missing, a value of another
+        type, a word that is not on its closed list.
+        """
+        diagnosis = restored(cls, data)
+        # The contract has the length of the window; that it is shorter than its span says that it has holes.
+        length = restored(_StoredWindow, data["window"], "window").duration_ns
+        if length != diagnosis.window.duration_ns:
+            diagnosis.window.covered_ns = length
+        if "has_telemetry" not in data:
+            # The key came later than the first diagnoses with telemetry: its measures say where they come from.
+            known = (m.source for m in diagnosis.measures if m.value is not None)
+            diagnosis.has_telemetry = any(source.endswith(" telemetry") for source in known)
+        _check_words(diagnosis)
+        # The windows of these are shorter in the contract, too.
+        diagnosis.ranks = [cls.from_dict(rank) for rank in data.get("ranks") or []]
+        return diagnosis
+
+
+@dataclass
+class _StoredWindow:
+    """What the contract's window holds beside the fields of Window."""
+
+    duration_ns: int
+
+
+def _check_words(diagnosis: Diagnosis) -> None:
+    """Raises StructureError for a word that is not on the closed list it belongs to."""
+    verdicts = {"verdict": diagnosis.verdict}
+    verdicts.update({f"devices[{i}].verdict": device.verdict for i, device in enumerate(diagnosis.devices)})
+    for place, verdict in verdicts.items():
+        _one_of(f"{place}.class", verdict.cls, VERDICT_CLASSES)
+        _one_of(f"{place}.rank", verdict.rank, RANKS)
+    for i, finding in enumerate(diagnosis.findings):
+        _one_of(f"findings[{i}].severity", finding.severity, SEVERITIES)
+        _one_of(f"findings[{i}].rank", finding.rank, RANKS)
+    for i, device in enumerate(diagnosis.devices):
+        for j, part in enumerate(device.slices):
+            _one_of(f"devices[{i}].slices[{j}].kind", part.kind, SLICE_KINDS)
+
+
+def _one_of(place: str, word: str, allowed: tuple[str, ...]) -> None:
+    if word not in allowed:
+        raise StructureError(f"{place} is {word!r}, not one of {', '.join(allowed)}")
 
 
 def _plain(value: Any) -> Any:

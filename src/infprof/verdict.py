@@ -7,18 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from infprof import collecting
 from infprof.measures.device import DeviceAnalysis
 from infprof.results import Measures, Problem, Verdict
 from infprof.rules import Thresholds
-
-COLLECT_COUNTERS = (
-    "no hardware counters in this trace: record again with `nsys profile --gpu-metrics-devices=all` "
-    "(`--gpu-metrics-device=all` before 2024.1) to tell compute-bound from bandwidth-bound"
-)
-COLLECT_CUDA = (
-    "record with `nsys profile --trace=cuda,nvtx,osrt` and make sure that the GPU process is the one profiled"
-)
-COLLECT_NODES = "record again with `--cuda-graph-trace=node` (it adds some overhead per kernel) to see the kernels inside CUDA graphs"
 
 # Confidence of a verdict made from complete evidence, and of one with a known weakness.
 SURE, FAIR, LOW = 0.9, 0.7, 0.4
@@ -53,23 +45,33 @@ class TraceFacts:
     silent_graph_launches: int
     only_startup: bool
     idle_ratio: float
+    # Launches in the middle of the recording that left nothing on the GPU.
+    lost: int = 0
+    accelerator_events: int = 0
+    tool: str = ""
 
 
 def trace_verdict(facts: TraceFacts, thresholds: Thresholds, diagnostics: list[tuple[str, str]]) -> Verdict | None:
     """The ``unusable`` verdict of a trace that allows no conclusion, else None."""
     ran = facts.kernels + facts.graphs
+    how = collecting.advice(facts.tool)
+    if facts.accelerator_events and not ran:
+        return _unusable(
+            "unsupported-device",
+            f"The trace is of an accelerator that infprof does not know: {facts.accelerator_events} events of its own kind, "
+            "and no kernel of a GPU.",
+            "only GPUs of NVIDIA and AMD (and kernels of others, where they are recorded as such) can be judged.",
+        )
     if facts.launches and not ran and facts.copies == 0:
         return _unusable(
             "gpu-not-recorded",
             f"{facts.launches} launches were recorded but nothing that ran on the GPU: cannot tell how busy it was.",
-            "GPU activity is missing: "
-            + (COLLECT_NODES if facts.graph_launches else COLLECT_CUDA)
-            + "; a process that is killed or ends by os._exit loses it: stop the capture first.",
+            f"GPU activity is missing: {how.graph_nodes if facts.graph_launches else how.gpu_work_lost}.",
         )
     if not ran and facts.copies == 0:
         said = next((text for _, text in diagnostics if "cuda" in text.lower()), None)
         found = "no operation ran on a GPU" if not facts.operations else "only stray memsets ran on a GPU"
-        why = f"nsys says: {said}" if said else COLLECT_CUDA + "."
+        why = f"{how.recorder} says: {said}" if said else how.gpu_work + "."
         return _unusable("no-gpu-work", f"Nothing to diagnose: {found} in this trace.", why)
     if facts.dropped > facts.operations:
         return _unusable(
@@ -77,6 +79,13 @@ def trace_verdict(facts: TraceFacts, thresholds: Thresholds, diagnostics: list[t
             f"{facts.dropped} of {facts.dropped + facts.operations} GPU operations have no usable times: "
             "what is missing outweighs what is there.",
             "record again with a larger buffer or a shorter capture.",
+        )
+    if facts.lost > facts.kernels:
+        return _unusable(
+            "damaged",
+            f"{facts.lost} launches left no record on the GPU and only {facts.kernels} kernels are there: what is missing "
+            "outweighs what is there.",
+            f"{how.recorder} lost GPU records: record a shorter window.",
         )
     if facts.span_ns < thresholds.too_short_span_ns or (
         facts.operations < thresholds.too_short_ops and facts.operation_ns < thresholds.too_short_op_ns
@@ -92,7 +101,7 @@ def trace_verdict(facts: TraceFacts, thresholds: Thresholds, diagnostics: list[t
         return _unusable(
             "gpu-not-recorded",
             f"{silent} of {facts.graph_launches} CUDA-graph launches left no GPU record: what looks idle may be busy.",
-            f"GPU activity inside graphs was not recorded: {COLLECT_NODES}.",
+            f"GPU activity inside graphs was not recorded: {how.graph_nodes}.",
         )
     if facts.only_startup or (not ran and facts.idle_ratio > 0.5):
         return _unusable(
@@ -114,7 +123,7 @@ def telemetry_verdict(
     nothing = _no_timeline() if no_trace else None
     if not captured:
         # What was seen is start-up or warm-up: an idle engine there says nothing.
-        return nothing
+        return _never_captured() if no_trace else None
     # Time without an answer of the engine is not counted as time without requests.
     silent = _value(measures, "zero_running_ratio") * _value(measures, "engine_known_ratio")
     if silent >= thresholds.no_demand:
@@ -139,6 +148,23 @@ def telemetry_verdict(
             verdict.confidence = min(verdict.confidence, FAIR)
             return verdict
     return nothing
+
+
+def no_gpu_seen() -> Verdict:
+    """The verdict of a run that recorded a timeline where neither the recorder nor a probe saw a GPU."""
+    return _unusable(
+        "no-gpu-work",
+        "No operation ran on a GPU, and neither the recorder nor a probe saw one; what telemetry shows is below.",
+        "a GPU that can be used from here (infprof doctor says what is missing).",
+    )
+
+
+def _never_captured() -> Verdict:
+    return _unusable(
+        "no-gpu-work",
+        "The capture never began, so nothing can be told of it; what telemetry saw until the end is below.",
+        "a program that is ready before it ends or the time is up: the problems below say what this one lacked.",
+    )
 
 
 def _no_timeline() -> Verdict:
@@ -201,7 +227,7 @@ def _class_of_rest(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
         confidence = min(confidence, 0.6)
         doubts.append(f"{rivals[0]} is nearly as large ({_pct(passing[rivals[0]])})")
     if cls == "communication-bound":
-        verdict = _communication(m, share, thresholds)
+        verdict = communication_verdict(m, share, thresholds)
     elif cls == "pcie-limited":
         verdict = _pcie(m, share, thresholds)
     else:
@@ -212,7 +238,8 @@ def _class_of_rest(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
     return verdict
 
 
-def _communication(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
+def communication_verdict(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
+    """Communication-bound, with its cause: late arrival, volume, or unknown. ``share``: exposed communication, of D."""
     spread, rate = m.value("comm_spread_ratio"), m.value("comm_bytes_per_s")
     peak = m.value("nvlink_peak_bytes_per_s") or m.value("link_peak_bytes_per_s")
     cause, why = "unknown", "message sizes and arrival times do not explain it"
@@ -292,7 +319,15 @@ def _bubble(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
         sentence += f" ({_pct(causes[cause] / demand)}) or {_CAUSE_WORDS[second]} ({_pct(causes[second] / demand)})"
     else:
         sentence += f" ({_pct(causes[cause] / demand)})"
-    return Verdict("scheduling-bubble", cause, None, "C", confidence, sentence + ".")
+    sentence += "."
+    if cause == "host-work" and _value(m, "unproven_host_work_ratio") >= 0.5:
+        # No system call was recorded: a server without requests looks the same.
+        confidence = min(confidence, 0.6)
+        sentence += (
+            " Most of it are gaps of 10 ms and more, and whether the host worked in them or waited (for requests, for "
+            "another process) was not recorded."
+        )
+    return Verdict("scheduling-bubble", cause, None, "C", confidence, sentence)
 
 
 def _busy(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
@@ -301,9 +336,10 @@ def _busy(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
     busy = _value(m, "busy_ratio")
     confidence, doubts = _confidence(analysis)
     caution = " Caution: " + "; ".join(doubts) + "." if doubts else ""
-    verdict = _throttled(m, thresholds) or _limiter(m, busy, thresholds)
+    verdict = _throttled(m, thresholds) or _limiter(m, busy, thresholds) or counted_limiter(m, thresholds)
     if verdict is None:
         which = "no sample lies in compute time" if analysis.counters is not None else None
+        missing = f"{_counted_in_words(m, thresholds)}{collecting.COUNTERS}."
         return Verdict(
             "gpu-busy",
             None,
@@ -311,7 +347,7 @@ def _busy(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
             "C",
             round(confidence, 2),
             f"The GPU is busy {_pct(busy)} of the time; what limits its kernels cannot be told from this trace.{caution}",
-            why_not=f"GPU metrics are there but {which}: record longer." if which else COLLECT_COUNTERS + ".",
+            why_not=f"GPU metrics are there but {which}: record longer." if which else missing,
         )
     verdict.confidence = round(min(verdict.confidence, confidence), 2)
     verdict.sentence += caution
@@ -368,6 +404,59 @@ def _limiter(m: Measures, busy: float, thresholds: Thresholds) -> Verdict | None
     return Verdict(cls, None, None, "A", confidence, f"{sentence}.")
 
 
+def counted_limiter(m: Measures, thresholds: Thresholds) -> Verdict | None:
+    """What limits the kernels by counted work (rank B); None where the answer depends on what was not counted.
+
+    Counted bytes are the least that must move and counted FLOP may include skipped work, so a class is named only where
+    it holds with everything unknown counted against it. Nothing here can show that kernels wait for latency.
+    """
+    covered = m.value("work_covered_ratio")
+    low = {"compute": m.value("work_compute_min_ratio"), "dram": m.value("work_dram_min_ratio")}
+    compute, dram = low["compute"], low["dram"]
+    if covered is None or covered < thresholds.work_covered or compute is None or dram is None:
+        return None
+    of_covered = {what: _value(m, f"work_{what}_covered_ratio") for what in low}
+    if of_covered["compute"] > 1:
+        return None
+    ahead = {
+        "compute": compute - _value(m, "work_dram_max_ratio"),
+        "dram": dram - _value(m, "work_compute_max_ratio"),
+    }
+    figures = (
+        f"counted from shapes, kernels reach at least {_pct(of_covered['compute'])} of the arithmetic peak and "
+        f"{_pct(of_covered['dram'])} of the DRAM bandwidth in the {_pct(covered)} of kernel time that could be counted"
+    )
+    for what, cls, words in (
+        ("compute", "compute-bound", "Arithmetic limits the kernels"),
+        ("dram", "bandwidth-bound", "Memory bandwidth limits the kernels"),
+    ):
+        if of_covered[what] >= thresholds.limiter_clear and ahead[what] >= thresholds.limiter_ahead:
+            confidence = FAIR if of_covered[what] <= thresholds.strong_high else SURE - 0.1
+            return Verdict(cls, None, None, "B", confidence, f"{words}: {figures}.")
+    if min(compute, dram) >= thresholds.latency_max:
+        return Verdict("balanced", None, None, "B", FAIR, f"No single resource limits the kernels: {figures}.")
+    return None
+
+
+def _counted_in_words(m: Measures, thresholds: Thresholds) -> str:
+    """What counted work says where it names no limiter, as the start of a sentence; empty where there is none."""
+    covered = m.get("work_covered_ratio")
+    if covered is None or not covered.value:
+        asked = covered is not None and "record_shapes" in covered.source
+        return f"{covered.source}; " if covered is not None and asked else ""
+    compute, dram = m.get("work_compute_covered_ratio"), m.value("work_dram_covered_ratio")
+    if compute is None or compute.value is None or dram is None:
+        return f"work was counted from shapes, but {compute.source if compute else 'no peak is known'}; "
+    if compute.value > 1:
+        return "work counted from shapes exceeds what this device can compute, so shapes or device are not what they seem; "
+    if covered.value < thresholds.work_covered:
+        return f"work could be counted for {_pct(covered.value)} of kernel time only ({covered.source}); "
+    return (
+        f"counted from shapes, kernels reach at least {_pct(compute.value)} of the arithmetic peak and {_pct(dram)} of the "
+        f"DRAM bandwidth in {_pct(covered.value)} of kernel time: no clear limit; "
+    )
+
+
 def _confidence(analysis: DeviceAnalysis) -> tuple[float, list[str]]:
     """Confidence that the data allows, with what lowers it in words."""
     m = analysis.measures
@@ -381,7 +470,7 @@ def _confidence(analysis: DeviceAnalysis) -> tuple[float, list[str]]:
     return confidence, doubts
 
 
-def problems_of(analysis: DeviceAnalysis) -> list[Problem]:
+def problems_of(analysis: DeviceAnalysis, tool: str) -> list[Problem]:
     """What the reader of this device's figures must know."""
     m, out = analysis.measures, []
     if analysis.unexplained_excluded:
@@ -414,7 +503,7 @@ def problems_of(analysis: DeviceAnalysis) -> list[Problem]:
         out.append(
             Problem(
                 "no-cuda-calls",
-                "CUDA calls were not collected: idle time has no cause. Record with `--trace=cuda`.",
+                f"CUDA calls were not collected: idle time has no cause. {collecting.advice(tool).calls}.",
             )
         )
     return out

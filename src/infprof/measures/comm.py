@@ -29,8 +29,9 @@ def add_comm(measures: Measures, prepared: Prepared, time: DeviceTime, rows: Boo
     sized = [row for row in nccl_table(prepared, time.scope) if row.bytes is not None]
     moved = sum((row.bytes or 0) * row.count for row in sized)
     spent = sum(row.total_ns for row in sized)
-    measures.add("comm_bytes", moved if sized else None, "bytes", "B", "NCCL ranges")
-    measures.add("comm_bytes_per_s", moved * 1e9 / spent if spent else None, "bytes_per_s", "B", "NCCL ranges")
+    source = "collectives of kernels" if prepared.trace.collectives is not None else "NCCL ranges"
+    measures.add("comm_bytes", moved if sized else None, "bytes", "B", source)
+    measures.add("comm_bytes_per_s", moved * 1e9 / spent if spent else None, "bytes_per_s", "B", source)
     device = prepared.trace.devices[time.device]
     peaks = lookup(device.name, sm_count=device.sm_count, memory_bytes=device.memory_bytes)
     peak = peaks.nvlink_bytes_per_s if peaks is not None else None

@@ -15,7 +15,7 @@ from infprof.measures.comm import add_comm
 from infprof.measures.copies import DeviceCopies, add_copies
 from infprof.measures.counters import Counters, add_counters, read_counters
 from infprof.measures.host_calls import add_host_calls, add_profiler
-from infprof.measures.idle import IdleModel
+from infprof.measures.idle import CAUSE, IdleModel
 from infprof.measures.intervals import Intervals
 from infprof.measures.kernels import add_kernels, few_sm_rows
 from infprof.measures.launches import add_launches
@@ -24,6 +24,8 @@ from infprof.measures.operations import Prepared
 from infprof.measures.slices import DeviceTime, device_time
 from infprof.results import COPY_CAUSES, IDLE_CAUSES, Measures
 from infprof.trace import BoolArray, IntArray, is_constant
+
+LONG_GAP_NS = 10_000_000
 
 # A host thread is not using the CPU for the program while it is in one of these.
 _BLOCKED = (host.SYNC, host.LOCK, host.IO, host.POLL, host.TERMINAL, host.PROFILER_TIME)
@@ -121,6 +123,9 @@ def _add_time(measures: Measures, time: DeviceTime, limits: MeasureLimits) -> bo
         name = cause.replace("-", "_")
         measures.add(f"idle_{name}_ns", spent, "ns")
         measures.add(f"idle_{name}_ratio", share(spent), "ratio")
+    waiting = int(gaps.explained_ns.sum()) if excluded else by_cause["dependency"]
+    measures.add("waiting_work_ns", waiting, "ns")
+    measures.add("waiting_work_ratio", share(waiting), "ratio")
     measures.add("recoverable_idle_ns", recoverable, "ns")
     measures.add("recoverable_idle_ratio", share(recoverable), "ratio")
     measures.add("no_demand_ratio", share(by_cause["no-demand"], window), "ratio")
@@ -151,6 +156,13 @@ def _add_loop(measures: Measures, prepared: Prepared, model: IdleModel, time: De
     host_is_longer = host_time is not None and host_time >= busy
     work, sync = gaps.cause_ns("host-work"), gaps.cause_ns("sync")
     loop = work + (sync if host_is_longer else 0)
+    # A host that works between steps does so for milliseconds; for longer it may as well wait for requests or a peer.
+    unproven = 0
+    if prepared.trace.os_calls is None:
+        long = gaps.lengths >= LONG_GAP_NS
+        unproven = sum(int(gaps.causes[CAUSE[cause]][long].sum()) for cause in ("host-work", "sync"))
+    measures.add("unproven_host_work_ns", unproven, "ns")
+    measures.add("unproven_host_work_ratio", min(unproven / loop, 1.0) if loop else None, "ratio")
     loss = 0 if host_is_longer else sync
     measures.add("idle_host_loop_ns", loop, "ns")
     measures.add("idle_host_loop_ratio", loop / demand if demand > 0 else None, "ratio")

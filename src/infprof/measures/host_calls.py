@@ -10,7 +10,7 @@ from infprof.measures import intervals as iv
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
 from infprof.results import ApiRow, Measures
-from infprof.trace import PROFILER, BoolArray, IntArray, picked
+from infprof.trace import MODULE_LOAD, PROFILER, BoolArray, IntArray, picked
 
 _NAMES = (
     ("sync_call_count", "count"),
@@ -69,6 +69,11 @@ def add_host_calls(measures: Measures, prepared: Prepared, scope: Intervals, pro
     retries = starts[iv.contains(scope, starts)] if len(starts) else starts
     measures.add("allocator_retry_count", len(retries), "count")
     measures.add("pinned_alloc_count", int(pinned[name].sum()), "count")
+    overheads = prepared.trace.overheads
+    if not module.any() and overheads is not None and (overheads["kind"] == MODULE_LOAD).any():
+        measures.add("module_load_count", None, "count", source="module loads stand as overhead, not as calls")
+        measures.add("module_load_call_ns", None, "ns", source="module loads stand as overhead, not as calls")
+        return
     measures.add("module_load_count", int(module.sum()), "count")
     measures.add("module_load_call_ns", int(spent[module].sum()), "ns")
 

@@ -36,6 +36,10 @@ MEASURES: dict[str, MeasureInfo] = {
         "ns", "idle without kernel-gap, no-demand, profiler and excluded unexplained time"
     ),
     "recoverable_idle_ratio": MeasureInfo("ratio", "recoverable_idle_ns over D"),
+    "waiting_work_ns": MeasureInfo(
+        "ns", "idle_dependency_ns, without what nothing explains where that is large enough to be taken out of D"
+    ),
+    "waiting_work_ratio": MeasureInfo("ratio", "waiting_work_ns over D"),
     "no_demand_ratio": MeasureInfo("ratio", "idle_no_demand_ns over the window"),
     "profiler_ratio": MeasureInfo("ratio", "idle_profiler_ns over the window"),
     "unexplained_ratio": MeasureInfo("ratio", "unexplained device dependency plus unknown, over the window"),
@@ -52,6 +56,10 @@ MEASURES: dict[str, MeasureInfo] = {
         "ns", "idle that belongs to the host part of the loop: host-work, plus sync where the host part is longer"
     ),
     "idle_host_loop_ratio": MeasureInfo("ratio", "idle_host_loop_ns over D"),
+    "unproven_host_work_ns": MeasureInfo(
+        "ns", "host-work and time after a sync in idle gaps of 10 ms and longer where system calls were not recorded: it may be waiting"
+    ),
+    "unproven_host_work_ratio": MeasureInfo("ratio", "unproven_host_work_ns over idle_host_loop_ns"),
     "idle_sync_loss_ns": MeasureInfo(
         "ns", "idle after a sync that running ahead would hide: sync where the GPU part is longer, else 0"
     ),
@@ -138,7 +146,7 @@ MEASURES: dict[str, MeasureInfo] = {
     "comm_count": MeasureInfo("count", "communication kernels"),
     "comm_total_ns": MeasureInfo("ns", "union of communication kernels"),
     "comm_hidden_ratio": MeasureInfo("ratio", "share of comm_total_ns that compute covers"),
-    "comm_bytes": MeasureInfo("bytes", "message bytes of NCCL ranges that carry them"),
+    "comm_bytes": MeasureInfo("bytes", "message bytes of NCCL ranges, or of collectives whose kernels state them"),
     "comm_bytes_per_s": MeasureInfo("bytes_per_s", "message bytes over the time of the kernels they launched"),
     "nvlink_peak_bytes_per_s": MeasureInfo(
         "bytes_per_s", "the device's NVLink peak per direction, from the hardware table"
@@ -185,6 +193,33 @@ MEASURES: dict[str, MeasureInfo] = {
     "nvlink_tx_ratio": MeasureInfo("ratio", "NVLink transmit, of peak"),
     "nvlink_ratio": MeasureInfo("ratio", "N: the larger of NVLink receive and transmit"),
     "gr_active_ratio": MeasureInfo("ratio", "graphics/compute engine active, over the whole window"),
+    # Counted work (measures/work), rank B: of kernels without communication
+    "work_flop": MeasureInfo("count", "FLOP counted from shapes, 2 for a multiply-add"),
+    "work_bytes": MeasureInfo("bytes", "device-memory traffic counted from shapes, each operand once: a lower bound"),
+    "work_flop_covered_ratio": MeasureInfo("ratio", "share of kernel time whose FLOP are counted"),
+    "work_bytes_covered_ratio": MeasureInfo("ratio", "share of kernel time whose bytes are counted"),
+    "work_covered_ratio": MeasureInfo("ratio", "share of kernel time whose FLOP and bytes are counted"),
+    "work_flop_per_s": MeasureInfo("per_s", "counted FLOP over the time in which those kernels run"),
+    "work_bytes_per_s": MeasureInfo("bytes_per_s", "counted bytes over the time in which those kernels run"),
+    "work_flop_per_byte": MeasureInfo("count", "arithmetic intensity: counted FLOP over counted bytes"),
+    "work_compute_min_ratio": MeasureInfo(
+        "ratio",
+        "least share of peak arithmetic while kernels run: no FLOP that may be skipped, none of what is unknown",
+    ),
+    "work_compute_max_ratio": MeasureInfo("ratio", "most of the same: what is unknown counts as at its peak"),
+    "work_dram_min_ratio": MeasureInfo(
+        "ratio", "least share of peak DRAM bandwidth while kernels run: without what a cache may have served"
+    ),
+    "work_dram_max_ratio": MeasureInfo("ratio", "the same with that, and what is unknown as at its peak"),
+    "work_compute_covered_ratio": MeasureInfo("ratio", "work_compute_min_ratio over the time of counted kernels only"),
+    "work_dram_covered_ratio": MeasureInfo("ratio", "work_dram_min_ratio over the time of counted kernels only"),
+    "slow_gemm_ns": MeasureInfo(
+        "ns", "summed time of matrix products of 5 µs and more that reach under 40 % of both roofs"
+    ),
+    "slow_gemm_loss_ns": MeasureInfo("ns", "what of it is beyond the time that 60 % of the nearer roof would take"),
+    "slow_gemm_loss_ratio": MeasureInfo("ratio", "slow_gemm_loss_ns over kernel time without communication"),
+    "mfu_ratio": MeasureInfo("ratio", "FLOP of matrix work over the peak of each precision, of the whole window"),
+    "mbu_ratio": MeasureInfo("ratio", "counted bytes over peak DRAM bandwidth, of the whole window"),
     # GPU telemetry (measures/gpu_telemetry.py). "Under load": utilisation of at least one half
     "gpu_utilization_mean_ratio": MeasureInfo(
         "ratio", "time in which a kernel was resident, as the driver samples it: no proof of work"

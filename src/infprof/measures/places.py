@@ -117,7 +117,7 @@ class Places:
             return small_rows(prepared, rows, self._small_kernel_ns)
         if which == "few_sm":
             return few_sm_rows(prepared, rows, prepared.trace.devices[self._analysis.device].sm_count)
-        if which in ("fp32_gemm", "attention"):
+        if which in ("fp32_gemm", "attention", "gemm"):
             return class_rows(prepared, rows, which)
         return np.asarray(rows & (ops.kind == op.KERNEL), dtype=np.bool_)
 

@@ -13,7 +13,7 @@ from infprof.measures import operations as op
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
 from infprof.results import NcclRow, RangeRow
-from infprof.trace import IntArray, constant, is_constant, picked
+from infprof.trace import IntArray, Table, constant, is_constant, picked
 
 
 class Projection(NamedTuple):
@@ -137,9 +137,10 @@ def range_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[R
 
 
 def nccl_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[NcclRow]:
-    """Collectives by range name and message size, with bytes over the time of the kernels they launched.
+    """Collectives by name and message size, with bytes over the time of their kernels.
 
-    Without NCCL ranges: communication kernels by name, without sizes.
+    From NCCL's ranges, else from what the kernels themselves say; without either communication kernels by their name,
+    without sizes.
     """
     table = prepared.trace.ranges
     strings = prepared.trace.strings
@@ -158,6 +159,8 @@ def nccl_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[Nc
             for (name, size), (count, total) in rows.items()
         ]
         return sorted(out, key=lambda r: (-r.total_ns, r.name, r.bytes or 0))[:limit]
+    if prepared.trace.collectives is not None and len(prepared.trace.collectives):
+        return _stated_collectives(prepared.trace.collectives, strings, low, high)[:limit]
     ops, kernels = prepared.operations, prepared.trace.kernels
     if kernels is None:
         return []
@@ -169,3 +172,19 @@ def nccl_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[Nc
         for n in distinct_values(names).tolist()
     ]
     return sorted(unnamed, key=lambda r: (-r.total_ns, r.name))[:limit]
+
+
+def _stated_collectives(table: Table, strings: list[str], low: int, high: int) -> list[NcclRow]:
+    """Collectives that begin between ``low`` and ``high``, whose kernels say what they move."""
+    inside = (table["start"] >= low) & (table["start"] < high)
+    named = np.column_stack([table["name"][inside], table["bytes"][inside]])
+    kinds, which = np.unique(named, axis=0, return_inverse=True)
+    spent = np.zeros(len(kinds), dtype=np.int64)
+    np.add.at(spent, which.ravel(), (table["end"] - table["start"])[inside])
+    rows = []
+    for (name, size), count, total in zip(
+        kinds.tolist(), np.bincount(which.ravel(), minlength=len(kinds)).tolist(), spent.tolist(), strict=True
+    ):
+        rate = size * count / total * 1e9 if size >= 0 and total else None
+        rows.append(NcclRow(strings[name], count, size if size >= 0 else None, total, rate))
+    return sorted(rows, key=lambda r: (-r.total_ns, r.name, r.bytes or 0))

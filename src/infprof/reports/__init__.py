@@ -16,9 +16,19 @@ from infprof.errors import UsageError
 from infprof.reports.files import write_atomic
 
 if TYPE_CHECKING:
+    from infprof.diagnosis import Detailed
     from infprof.results import Diagnosis
 
-__all__ = ["REPORTS", "ReportInfo", "render", "report_by_name", "report_for_path", "write_atomic"]
+__all__ = [
+    "REPORTS",
+    "TIMELINE",
+    "ReportInfo",
+    "render",
+    "report_by_name",
+    "report_for_path",
+    "write_atomic",
+    "write_report",
+]
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,11 @@ REPORTS: tuple[ReportInfo, ...] = (
     ReportInfo("html", (".html", ".htm"), "infprof.reports.html", "one self-contained page with charts"),
 )
 
+# Draws the trace itself, so it needs more than the diagnosis and writes its file in pieces: ``write_report`` only.
+TIMELINE = ReportInfo(
+    "perfetto", (".perfetto.json", ".perfetto.json.gz"), "infprof.reports.perfetto", "a timeline for ui.perfetto.dev"
+)
+
 
 def report_by_name(name: str) -> ReportInfo:
     """The report called ``name``. Raises UsageError with the nearest name when there is none."""
@@ -57,14 +72,29 @@ def report_by_name(name: str) -> ReportInfo:
 
 def report_for_path(path: str | Path) -> ReportInfo:
     """The report that the extension of ``path`` asks for. Raises UsageError when it asks for none."""
-    suffix = Path(path).suffix.lower()
-    for report in REPORTS:
-        if suffix in report.extensions:
+    name = Path(path).name.lower()
+    # The timeline's extensions end like those of the JSON report.
+    every = (*REPORTS, TIMELINE)
+    for report in reversed(every):
+        if name.endswith(report.extensions) and not name.startswith(report.extensions):
             return report
-    known = ", ".join(extension for report in REPORTS for extension in report.extensions)
+    known = ", ".join(extension for report in every for extension in report.extensions)
     raise UsageError(f"The extension of {path} does not say which report to write. Use one of {known}.")
 
 
 def render(name: str, diagnosis: Diagnosis, options: Any = None) -> str:
     """The report called ``name`` of ``diagnosis`` as text."""
     return report_by_name(name).render(diagnosis, options)
+
+
+def write_report(name: str, detailed: Detailed, path: Path, force: bool = False) -> None:
+    """Write the report called ``name`` to a file, whole or not at all; an existing one only with ``force``.
+
+    Raises UsageError where the file cannot be written.
+    """
+    if name == TIMELINE.name:
+        from infprof.reports.perfetto import write_perfetto
+
+        write_perfetto(path, detailed, force)
+    else:
+        write_atomic(path, render(name, detailed.diagnosis), force)

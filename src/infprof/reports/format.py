@@ -10,7 +10,19 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from infprof.results import Cost, DeviceResult, Diagnosis, Evidence, Gain, NotEvaluated, Remedy, Slice, Where, Window
+from infprof.results import (
+    Cost,
+    DeviceResult,
+    Diagnosis,
+    Evidence,
+    Gain,
+    NotEvaluated,
+    Remedy,
+    Slice,
+    Where,
+    Window,
+    WorkRow,
+)
 
 NOT_KNOWN = "not known"
 # A share that shows as 0.0 %.
@@ -18,6 +30,7 @@ SMALL_SLICE = 0.0005
 WINDOW_HINT = "Another window: `--window full`, `--window A:B` (1.5s:4s), or `--range NAME`."
 
 _TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
+_FLOP_UNITS = ((10**15, "PFLOP"), (10**12, "TFLOP"), (10**9, "GFLOP"), (10**6, "MFLOP"), (1, "FLOP"))
 _BYTE_UNITS = ((10**15, "PB"), (10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B"))
 _PLAIN_UNITS = {"watts": "W", "celsius": "°C", "mhz": "MHz"}
 _UNITS_BY_SUFFIX = {"_bytes_per_s": "bytes_per_s", "_bytes": "bytes", "_ratio": "ratio", "_ns": "ns"}
@@ -87,6 +100,29 @@ def size(count: float | None) -> str:
 def byte_rate(bytes_per_s: float | None) -> str:
     """Bytes per second in decimal units."""
     return NOT_KNOWN if bytes_per_s is None else f"{_scaled(bytes_per_s, _BYTE_UNITS)}/s"
+
+
+def flop_rate(flop_per_s: float | None) -> str:
+    return NOT_KNOWN if flop_per_s is None else f"{_scaled(flop_per_s, _FLOP_UNITS)}/s"
+
+
+def precision(row: WorkRow) -> str:
+    return clean(row.precision) if row.precision else "–"
+
+
+def of_roof(row: WorkRow) -> str:
+    """The share of the nearer roof that was reached, and which one: ``63.9 % compute``."""
+    known = {"compute": row.compute_ratio, "bandwidth": row.dram_ratio}
+    reached = {name: value for name, value in known.items() if value is not None}
+    if not reached:
+        return NOT_KNOWN
+    name = max(reached, key=lambda n: reached[n])
+    return f"{percent(reached[name])} {'cache' if row.limiter == 'cache' else name}"
+
+
+def class_rows(diagnosis: Diagnosis) -> list[WorkRow]:
+    """The work of kernel classes, without that of single operators."""
+    return [row for row in diagnosis.work_table if row.operator is None]
 
 
 def percent(ratio: float | None) -> str:

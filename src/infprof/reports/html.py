@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from infprof.measures.names import MEASURES
 from infprof.reports import format as fmt
-from infprof.reports import labels
+from infprof.reports import labels, ranks_rows
 from infprof.reports.telemetry_lines import telemetry_lines
 
 if TYPE_CHECKING:
@@ -137,9 +137,12 @@ def render(diagnosis: Diagnosis, options: HtmlOptions | None = None) -> str:
         slice_colors={_slice_key(kind, cause): style.color for (kind, cause), style in labels.SLICES.items()},
         **_answer(diagnosis),
         findings=[_finding(n, f, diagnosis) for n, f in enumerate(diagnosis.findings, 1)],
+        job=[*ranks_rows.job_lines(diagnosis.job), ranks_rows.RANK_NOTE] if diagnosis.job is not None else [],
+        job_table=_rank_table(diagnosis),
         tables=[table for table in _tables(diagnosis) if table.rows],
         whatif=fmt.whatif_lines(diagnosis),
         telemetry=telemetry_lines(diagnosis),
+        telemetry_first=labels.without_timeline(diagnosis),
         not_evaluated=fmt.rules_by_need(diagnosis.not_evaluated),
         facts=_facts(diagnosis),
         window_text=fmt.window_text(diagnosis.window),
@@ -299,14 +302,52 @@ def _meaning(measure: str) -> str:
 def _tables(diagnosis: Diagnosis) -> list[Table]:
     """Every table of the lower page, in order; those without rows are not shown."""
     return [
+        *_job_tables(diagnosis),
         _phase_table(diagnosis),
         _kernel_table(diagnosis),
+        _work_table(diagnosis),
         _copy_table(diagnosis),
         _range_table(diagnosis),
         _nccl_table(diagnosis),
         _api_table(diagnosis),
         _measure_table(diagnosis),
     ]
+
+
+def _rank_table(diagnosis: Diagnosis) -> Table | None:
+    job = diagnosis.job
+    if job is None:
+        return None
+    return _of_values("ranks", "Ranks", ranks_rows.RANK_COLUMNS, ranks_rows.rank_rows(job), ranks_rows.job_note(job))
+
+
+def _job_tables(diagnosis: Diagnosis) -> list[Table]:
+    """How far apart ranks arrive and what they send, as far as it is known."""
+    job = diagnosis.job
+    if job is None:
+        return []
+    arrivals = ranks_rows.arrival_values(job)
+    note = "Spread: from the first rank that arrives at a collective to the last."
+    traffic, matrix = ranks_rows.traffic_values(job), ranks_rows.matrix_values(job)
+    return [
+        _of_values("arrivals", "Arrivals at collectives", ranks_rows.ARRIVAL_COLUMNS, arrivals[:_TABLE_ROWS], note),
+        _of_values(
+            "traffic", "What groups move", ranks_rows.TRAFFIC_COLUMNS, traffic[:_TABLE_ROWS], _cut(len(traffic))
+        ),
+        _of_values("matrix", "Bytes between ranks", ranks_rows.MATRIX_COLUMNS, matrix[:_TABLE_ROWS], _cut(len(matrix))),
+    ]
+
+
+def _of_values(
+    id: str, title: str, columns: Sequence[str], rows: list[list[ranks_rows.Value]], note: str = ""
+) -> Table:
+    """A table of ready texts; a column is one of numbers where any of its cells has one."""
+    numbers = [any(row[i].sort is not None for row in rows) for i in range(len(columns))]
+    cells = [
+        [Cell(v.text, v.sort if number else v.text.lower()) for v, number in zip(row, numbers, strict=True)]
+        for row in rows
+    ]
+    return Table(id, title, [Column(c, n) for c, n in zip(columns, numbers, strict=True)], cells, note)
 
 
 def _ns(value: float | None) -> Cell:
@@ -392,6 +433,40 @@ def _kernel_table(diagnosis: Diagnosis) -> Table:
         or "Share is of the summed kernel time. A name opens to its full form."
     )
     return Table("kernels", "Kernels", columns, rows, note)
+
+
+def _work_table(diagnosis: Diagnosis) -> Table:
+    columns = [
+        Column("class", False),
+        Column("operator", False),
+        Column("precision", False),
+        *map(Column, ("GPU", "calls", "total", "share", "FLOP rate", "byte rate", "FLOP per byte", "ridge", "reached")),
+        Column("missing", False),
+    ]
+    rows = [
+        [
+            _words(w.kind),
+            _words(w.operator or "all"),
+            _words(w.precision),
+            Cell(str(w.device), w.device),
+            _number(w.calls),
+            _ns(w.total_ns),
+            Cell(fmt.percent(w.share), w.share),
+            Cell(fmt.flop_rate(w.flop_per_s), w.flop_per_s),
+            Cell(fmt.byte_rate(w.bytes_per_s), w.bytes_per_s),
+            _digits(w.flop_per_byte),
+            _digits(w.ridge_flop_per_byte),
+            Cell(fmt.of_roof(w), max(w.compute_ratio or 0, w.dram_ratio or 0)),
+            _words(w.reason),
+        ]
+        for w in diagnosis.work_table[:_TABLE_ROWS]
+    ]
+    note = "Counted from the shapes of operators; bytes are each operand once. Share is of the kernel time."
+    return Table("work", "Counted work", columns, rows, note)
+
+
+def _digits(value: float | None) -> Cell:
+    return Cell(fmt.NOT_KNOWN if value is None else fmt.three_digits(value), value)
 
 
 def _copy_table(diagnosis: Diagnosis) -> Table:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infprof.reports import format as fmt
-from infprof.reports import labels
+from infprof.reports import labels, ranks_rows
 from infprof.reports.telemetry_lines import telemetry_lines
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _SPECIAL = re.compile(r"([\\`*\[\]<>#|~$]|(?<![^\W_])_|_(?![^\W_]))")
 _LINE_START = re.compile(r"^([-+=]|\d+[.)](?=\s|$))")
 
+_MOST_INPUTS = 8
+
 
 @dataclass(frozen=True)
 class MarkdownOptions:
@@ -26,6 +28,7 @@ class MarkdownOptions:
 
     kernels: int = 10
     problems: int = 20
+    ranks: int = 16
 
 
 def render(diagnosis: Diagnosis, options: MarkdownOptions | None = None) -> str:
@@ -34,13 +37,16 @@ def render(diagnosis: Diagnosis, options: MarkdownOptions | None = None) -> str:
     blocks = [
         *_verdict(diagnosis),
         *_time(diagnosis),
+        *_job(diagnosis, options),
+        *(_telemetry(diagnosis) if labels.without_timeline(diagnosis) else []),
         *_findings(diagnosis),
         *_phases(diagnosis),
-        *_telemetry(diagnosis),
+        *([] if labels.without_timeline(diagnosis) else _telemetry(diagnosis)),
         *_missing(diagnosis),
         *_problems(diagnosis, options),
         *_window(diagnosis),
         *_kernels(diagnosis, options),
+        *_work(diagnosis),
         *_copies(diagnosis),
         *_provenance(diagnosis),
     ]
@@ -115,6 +121,29 @@ def _time(diagnosis: Diagnosis) -> list[str]:
     if len(set(titles)) > 1:
         lines = (f"- GPU {d.id}: {escape(title)}" for d, title in zip(devices, titles, strict=True))
         blocks.append("\n".join(lines))
+    return blocks
+
+
+def _job(diagnosis: Diagnosis, options: MarkdownOptions) -> list[str]:
+    """The ranks of a job beside each other, and how far apart they arrive."""
+    job = diagnosis.job
+    if job is None:
+        return []
+    rows = ranks_rows.shown_ranks(job, options.ranks)
+    cells = [[escape(value.text) for value in row] for row in rows]
+    more = len(job.ranks) - len(rows)
+    blocks = [
+        "### Ranks",
+        f"{escape(ranks_rows.job_note(job))}." + (f" {more} more ranks are in the JSON report." if more else ""),
+        _table(ranks_rows.RANK_COLUMNS, cells),
+        "\n".join(f"- {prose(line)}" for line in (*ranks_rows.job_lines(job), ranks_rows.RANK_NOTE)),
+    ]
+    for columns, values in (
+        (ranks_rows.ARRIVAL_COLUMNS, ranks_rows.arrival_values(job)),
+        (ranks_rows.TRAFFIC_COLUMNS, ranks_rows.traffic_values(job)),
+    ):
+        if values:
+            blocks.append(_table(columns, [[escape(value.text) for value in row] for row in values[: options.kernels]]))
     return blocks
 
 
@@ -233,6 +262,25 @@ def _kernels(diagnosis: Diagnosis, options: MarkdownOptions) -> list[str]:
     return ["### Top kernels", _table(("kernel", "GPU", "calls", "total", "mean", "share"), rows)]
 
 
+def _work(diagnosis: Diagnosis) -> list[str]:
+    rows = [
+        [
+            escape(fmt.clean(f"{row.kind}: {row.reason}" if not row.calls else row.kind)),
+            str(row.device),
+            fmt.precision(row),
+            fmt.percent(row.share),
+            fmt.flop_rate(row.flop_per_s),
+            fmt.byte_rate(row.bytes_per_s),
+            fmt.of_roof(row),
+        ]
+        for row in fmt.class_rows(diagnosis)
+    ]
+    if not any(row.calls for row in fmt.class_rows(diagnosis)):
+        return []
+    head = ("class", "GPU", "precision", "share", "FLOP rate", "byte rate", "of the nearer roof")
+    return ["### Counted work", _table(head, rows)]
+
+
 def _copies(diagnosis: Diagnosis) -> list[str]:
     rows = [
         [
@@ -256,5 +304,6 @@ def _copies(diagnosis: Diagnosis) -> list[str]:
 def _provenance(diagnosis: Diagnosis) -> list[str]:
     source = diagnosis.provenance
     tool = " ".join(part for part in (source.tool, source.tool_version) if part)
-    inputs = ", ".join(code(name) for name in source.inputs)
+    inputs = ", ".join(code(name) for name in source.inputs[:_MOST_INPUTS])
+    inputs += f" and {len(source.inputs) - _MOST_INPUTS} more" if len(source.inputs) > _MOST_INPUTS else ""
     return [f"infprof {escape(source.infprof_version)}, from {escape(tool)}{f': {inputs}' if inputs else ''}"]

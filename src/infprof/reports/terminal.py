@@ -12,7 +12,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from infprof.reports import format as fmt
-from infprof.reports import labels
+from infprof.reports import labels, ranks_rows
 from infprof.reports.telemetry_lines import telemetry_lines
 
 if TYPE_CHECKING:
@@ -29,9 +29,13 @@ _MIN_WIDTH = 60
 _LABEL = 10
 # Of many devices the ones that lose most are listed: the first finding must still fit on the first screen.
 _DEVICE_LINES = 6
+_RANK_LINES = 8
 
 # A column of a table: alignment, and width or None for what is left.
 _Columns = tuple[tuple[Literal["left", "right"], "int | None"], ...]
+# Classes with a smaller share of the kernel time are left to the other reports.
+_SMALL_WORK = 0.005
+_WORK_FIGURES: _Columns = (("right", 8), ("right", 14), ("right", 10), ("right", 18))
 _FIGURES: _Columns = (("right", 7), ("right", 8))
 
 
@@ -79,15 +83,14 @@ def render(diagnosis: Diagnosis, options: TerminalOptions | None = None) -> str:
     for section in (
         _verdict,
         _time,
+        _job,
         _verdict_change,
-        _findings,
-        _phases,
-        _whatif,
-        _telemetry,
+        *((_telemetry, _findings) if labels.without_timeline(diagnosis) else (_findings, _phases, _whatif, _telemetry)),
         _missing,
         _problems,
         _window,
         _kernels,
+        _work,
         _copies,
     ):
         section(console, diagnosis, options)
@@ -189,6 +192,30 @@ def _device_verdicts(console: Console, diagnosis: Diagnosis) -> None:
     if titles[0] != titles[1]:
         for device, title in zip(diagnosis.devices, titles, strict=True):
             _line(console, f"GPU {device.id}: {title}")
+
+
+def _job(console: Console, diagnosis: Diagnosis, options: TerminalOptions) -> None:
+    """The ranks of a job beside each other; of many, the late ones and those that wait most."""
+    job = diagnosis.job
+    if job is None:
+        return
+    _heading(console, "Ranks", ranks_rows.job_note(job))
+    rows = ranks_rows.shown_ranks(job, _RANK_LINES)
+    name = min(max(len(row[0].text) for row in rows), 24)
+    figures: _Columns = (("right", 6), ("right", 8), ("right", 8), ("right", 8), ("right", 7))
+    left = console.width - 2 - name - sum(width or 0 for _, width in figures) - 2 * (len(figures) + 1)
+    table = _grid(("left", name), *figures, ("left", left))
+    table.add_row(*(_text(label, "dim") for label in ("", "busy", "comm.", "waits", "late", "last", "class")))
+    for row in rows:
+        *cells, title = (value.text for value in row)
+        # Where class and cause do not fit, the class alone says more than half of both.
+        table.add_row(*map(_text, cells), _text(title if len(title) <= left else title.partition(":")[0]))
+    _print_grid(console, table)
+    if len(job.ranks) > len(rows):
+        _line(console, f"{len(job.ranks) - len(rows)} more ranks are in the HTML and JSON reports.", style="dim")
+    for line in ranks_rows.job_lines(job):
+        _line(console, fmt.plain_prose(line))
+    _line(console, f"comm.: exposed communication; {ranks_rows.RANK_NOTE}", style="dim")
 
 
 def _verdict_change(console: Console, diagnosis: Diagnosis, options: TerminalOptions) -> None:
@@ -298,7 +325,7 @@ def _telemetry(console: Console, diagnosis: Diagnosis, options: TerminalOptions)
     areas = telemetry_lines(diagnosis)
     if not areas:
         return
-    _heading(console, "Telemetry", "of the same run")
+    _heading(console, "Telemetry", "" if labels.without_timeline(diagnosis) else "of the same run")
     for area, texts in areas.items():
         _field(console, area, [" · ".join(texts)], indent=2)
 
@@ -353,6 +380,25 @@ def _kernels(console: Console, diagnosis: Diagnosis, options: TerminalOptions) -
         figures = (fmt.count(row.calls), fmt.duration(row.total_ns), fmt.duration(row.mean_ns), fmt.percent(row.share))
         table.add_row(_text(name), *figures)
     _print_grid(console, table)
+
+
+def _work(console: Console, diagnosis: Diagnosis, options: TerminalOptions) -> None:
+    shown = [row for row in fmt.class_rows(diagnosis) if row.share >= _SMALL_WORK]
+    rows = [row for row in shown if row.calls]
+    if not rows:
+        return
+    _heading(console, "Counted work", "by kernel class, from the shapes of operators")
+    table = _grid(("left", console.width - 2 - 8 - 14 - 10 - 18 - 4 * 2), *_WORK_FIGURES)
+    table.add_row(*(_text(name, "dim") for name in ("class", "share", "FLOP rate", "byte rate", "of the nearer roof")))
+    several = len(diagnosis.devices) > 1
+    for row in rows[: options.kernels + 3]:
+        name = f"{fmt.clean(row.kind)} (GPU {row.device})" if several else fmt.clean(row.kind)
+        figures = (fmt.percent(row.share), fmt.flop_rate(row.flop_per_s), fmt.byte_rate(row.bytes_per_s))
+        table.add_row(_text(name), *figures, fmt.of_roof(row))
+    _print_grid(console, table)
+    for row in shown:
+        if not row.calls:
+            _line(console, f"not counted, {fmt.percent(row.share)}: {fmt.clean(row.reason)}", style="dim")
 
 
 def _copies(console: Console, diagnosis: Diagnosis, options: TerminalOptions) -> None:

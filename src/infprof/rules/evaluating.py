@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple, Protocol
 
 from infprof.measures.kernel_class import base_name, inner_name
-from infprof.results import Cost, Evidence, Finding, Gain, KernelRow, Measures, NotEvaluated, Where
+from infprof.results import SEVERITIES, Cost, Evidence, Finding, Gain, KernelRow, Measures, NotEvaluated, Where
 from infprof.rules.expression import Expression
 from infprof.rules.loading import RuleSet
 from infprof.rules.model import RANKS, Rule
@@ -80,8 +80,14 @@ def evaluate(ruleset: RuleSet, context: Context, scenario: str | None = None) ->
             notes = [note.text for note in rule.notes if _holds(note.when, values)]
             fired.append(_Fired(rule, cost_of(rule, values), notes))
     _cap(fired, context)
-    evaluation.findings = [_finding(item, ruleset, context) for item in sorted(fired, key=_order)]
+    found = [_finding(item, ruleset, context) for item in sorted(fired, key=_order)]
+    # What claims nothing comes last, the severest of it first.
+    evaluation.findings = sorted(found, key=lambda f: 0 if f.cost.value is not None else len(SEVERITIES) - _grade(f))
     return evaluation
+
+
+def _grade(finding: Finding) -> int:
+    return SEVERITIES.index(finding.severity)
 
 
 def known_values(rule: Rule, ruleset: RuleSet, measures: Measures) -> dict[str, float]:

@@ -46,7 +46,7 @@ _WHERE_PARTS: Mapping[str, tuple[str, ...]] = {
     "idle": IDLE_CAUSES,
     "exposed_copy": ("h2d", "d2h", "uvm", "p2p", "d2d", "memset", "pageable", "small", "host", "round_trip"),
     "exposed_comm": (),
-    "kernels": ("top", "small", "fp32_gemm", "few_sm", "attention"),
+    "kernels": ("top", "small", "fp32_gemm", "few_sm", "attention", "gemm"),
     "calls": ("sync", "allocator", "module_load"),
     "profiler": (),
     "none": (),

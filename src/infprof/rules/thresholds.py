@@ -37,6 +37,7 @@ class Thresholds:
     strong_high: float
     strong_low: float
     latency_max: float
+    work_covered: float
     throttle_clock: float
     kernel_gap_ns: int
     startup_stall_ns: int
@@ -45,6 +46,11 @@ class Thresholds:
     small_kernel_ns: int
     small_copy_bytes: int
     straggler_share: float
+    straggler_min: float
+    straggler_last: float
+    straggler_few: float
+    straggler_explained: float
+    straggler_collectives: int
     link_lost: float
     volume_bandwidth_share: float
     severity_warning: float
@@ -52,7 +58,7 @@ class Thresholds:
 
 
 THRESHOLD_NAMES = tuple(f.name for f in fields(Thresholds))
-_WHOLE = frozenset(name for name in THRESHOLD_NAMES if name.endswith(("_ns", "_bytes", "_ops")))
+_WHOLE = frozenset(name for name in THRESHOLD_NAMES if name.endswith(("_ns", "_bytes", "_ops", "_collectives")))
 
 
 def load_thresholds(dirs: Sequence[Path]) -> Thresholds:
