@@ -692,3 +692,35 @@ def test_no_host_path_leaves_the_trace(tmp_path: Path) -> None:
     done = infprof("analyze", "--json", builder.write(folder / "trace.json", **secret))
     assert "someone" not in done.stdout
     assert "box17" not in done.stdout
+
+
+def test_what_calls_returned_is_unknown(tmp_path: Path) -> None:
+    """The PyTorch profiler records no return value: no failure is claimed, and none is denied."""
+    diagnosis = full(steady(60).write(tmp_path / "trace.json"))
+    assert measure(diagnosis, "allocator_failed_count") is None
+    assert measure(diagnosis, "allocator_retry_count") is None
+    assert all(row.failed == 0 for row in diagnosis.api_table)
+
+
+def test_long_waits_of_an_unseen_kind_are_not_called_work_with_confidence(tmp_path: Path) -> None:
+    """A server without requests and one that is slow look alike where no system call was recorded."""
+    waits, works = KinetoBuilder(), KinetoBuilder()
+    for i in range(200):
+        waits.launch(i * 50_000.0, 3, i * 50_000.0 + 10, 5_000)
+        works.launch(i * 8_000.0, 3, i * 8_000.0 + 10, 4_000)
+    doubtful, sure = (full(b.write(tmp_path / "trace.json")) for b in (waits, works))
+    assert (doubtful.verdict.cls, sure.verdict.cls) == ("scheduling-bubble", "scheduling-bubble")
+    assert doubtful.verdict.confidence <= 0.6 < sure.verdict.confidence
+    assert "was not recorded" in doubtful.verdict.sentence
+    assert next(f for f in doubtful.findings if f.rule == "host-work-between-steps").confidence <= 0.5
+
+
+def test_idle_time_that_nothing_explains_is_no_finding(tmp_path: Path) -> None:
+    """Queued work that starts half a second later: the trace was cut there, the GPU did not wait."""
+    builder = steady(300)
+    for i in range(300):
+        builder.launch(6000.0 + i, 0.5, 500_000 + i * 12, 12)
+    diagnosis = full(builder.write(tmp_path / "trace.json"))
+    assert "operations-missing" in problem_codes(diagnosis)
+    assert "device-dependency" not in rules(diagnosis)
+    assert measure(diagnosis, "waiting_work_ns") == 0

@@ -87,6 +87,7 @@ SCHEMA: dict[str, dict[str, str]] = {
         "thread": "threads",
         "correlation": "id",
         "name": "strings",
+        # CUDA error code, 0 = success, -1 = not recorded.
         "return_value": "count",
     },
     "ranges": {

@@ -448,7 +448,10 @@ def _counted_in_words(m: Measures, thresholds: Thresholds) -> str:
     if compute is None or compute.value is None or dram is None:
         return f"work was counted from shapes, but {compute.source if compute else 'no peak is known'}; "
     if compute.value > 1:
-        return "work counted from shapes exceeds what this device can compute, so shapes or device are not what they seem; "
+        return (
+            f"work counted from shapes exceeds what this device can compute {compute.value:.2f} times, so shapes or device are "
+            "not what they seem; "
+        )
     if covered.value < thresholds.work_covered:
         return f"work could be counted for {_pct(covered.value)} of kernel time only ({covered.source}); "
     return (

@@ -59,7 +59,7 @@ def _lost_records(prepared: Prepared) -> Problem | None:
     callers = [int(p) for p in distinct_values(table["process"]) if p >= 0 and int(p) not in seen]
     if not callers:
         return None
-    launch = calls.kernel_launchers(trace.strings)[table["name"]] & (table["return_value"] == 0)
+    launch = calls.kernel_launchers(trace.strings)[table["name"]] & (table["return_value"] <= 0)
     counts = np.bincount(table["process"][launch & (table["process"] >= 0)], minlength=len(trace.processes))
     lost = [p for p in callers if counts[p] >= _ENOUGH_LAUNCHES]
     if not lost:

@@ -60,7 +60,7 @@ def launches_without_records(prepared: Prepared) -> tuple[int, int]:
         return 0, 0
     name = table["name"]
     rows = np.flatnonzero(wanted[name])
-    rows = rows[(nested.outer[rows] == rows) & (taken(table["return_value"], rows) == 0)]
+    rows = rows[(nested.outer[rows] == rows) & (taken(table["return_value"], rows) <= 0)]
     rows = rows[taken(table["correlation"], rows) >= 0]
     served = prepared.first_operations >= 0
     if not served.any():

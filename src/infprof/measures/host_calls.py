@@ -63,11 +63,16 @@ def add_host_calls(measures: Measures, prepared: Prepared, scope: Intervals, pro
     measures.add("sync_call_per_s", int(sync.sum()) * 1e9 / window if window else None, "per_s")
     measures.add("allocator_call_count", int(allocator.sum()), "count")
     measures.add("allocator_call_ns", int(spent[allocator].sum()), "ns")
-    failed = allocator & (table["return_value"][rows] != 0)
-    measures.add("allocator_failed_count", int(failed.sum()), "count")
-    starts, _ = retry_windows(prepared)
-    retries = starts[iv.contains(scope, starts)] if len(starts) else starts
-    measures.add("allocator_retry_count", len(retries), "count")
+    returned = table["return_value"][rows]
+    # A recorder that leaves them out leaves out all.
+    if (table["return_value"][:1] < 0).any():
+        for unknown in ("allocator_failed_count", "allocator_retry_count"):
+            measures.add(unknown, None, "count", source="what calls returned was not recorded")
+    else:
+        measures.add("allocator_failed_count", int((allocator & (returned > 0)).sum()), "count")
+        starts, _ = retry_windows(prepared)
+        retries = starts[iv.contains(scope, starts)] if len(starts) else starts
+        measures.add("allocator_retry_count", len(retries), "count")
     measures.add("pinned_alloc_count", int(pinned[name].sum()), "count")
     overheads = prepared.trace.overheads
     if not module.any() and overheads is not None and (overheads["kind"] == MODULE_LOAD).any():
@@ -87,14 +92,14 @@ def retry_windows(prepared: Prepared) -> tuple[IntArray, IntArray]:
     none = np.empty(0, dtype=np.int64)
     if table is None or nested is None:
         return none, none
-    if not (table["return_value"] != 0).any():
+    if not (table["return_value"] > 0).any():
         return none, none
     frees = calls.matching(prepared.trace.strings, r"Free|Release|Unmap")
     starts, ends = [], []
     for rows in nested.rows.values():
         mine = rows[prepared.api_kinds[table["name"][rows]] == calls.ALLOCATOR]
         is_free = frees[table["name"][mine]]
-        failed = ~is_free & (table["return_value"][mine] != 0)
+        failed = ~is_free & (table["return_value"][mine] > 0)
         if not failed.any():
             continue
         done = np.flatnonzero(~is_free & (table["return_value"][mine] == 0))
@@ -124,7 +129,7 @@ def api_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[Api
     strings = prepared.trace.strings
     # By name, in pieces that stay in the processor's cache: sums of float64 are exact below 2**53 ns.
     count, total, failed = (np.zeros(len(strings), dtype=np.int64) for _ in range(3))
-    some_failed = (table["return_value"] != 0).any()
+    some_failed = (table["return_value"] > 0).any()
     for i in range(0, len(table), PIECE):
         piece = slice(i, i + PIECE)
         chosen = inside[piece]
@@ -133,7 +138,7 @@ def api_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[Api
         count += np.bincount(name, minlength=len(strings))
         total += np.bincount(name, length.astype(np.float64), len(strings)).astype(np.int64)
         if some_failed:
-            bad = name[table["return_value"][piece][chosen] != 0]
+            bad = name[table["return_value"][piece][chosen] > 0]
             failed += np.bincount(bad, minlength=len(strings))
     names = np.flatnonzero(count)
     order = names[np.lexsort((names, -total[names]))][:limit]

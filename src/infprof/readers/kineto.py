@@ -500,7 +500,7 @@ class _Builder:
                 "process": of_process[columns["thread"]],
                 "correlation": rows["correlation"][keep],
                 "name": np.array(plain, dtype=np.int64)[rows["name"][keep]],
-                "return_value": t.constant(0, len(columns["start"])),
+                "return_value": t.constant(-1, len(columns["start"])),
             },
         ).sorted_by("start")
 
