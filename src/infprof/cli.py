@@ -41,6 +41,15 @@ InputsArgument = Annotated[
         "folders of them, or globs (quoted ones too). Several are the ranks of one job, a file each.",
     ),
 ]
+CaptureOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--capture",
+        metavar="TRACE",
+        help="A PyTorch trace of the same model, eager or of the graphs' capture: its operators explain the kernels of "
+        "replayed CUDA graphs.",
+    ),
+]
 JobsOption = Annotated[
     int | None,
     typer.Option("--jobs", metavar="N", help="Processes for several files. Default: one per file and core."),
@@ -181,6 +190,7 @@ def analyze(
     ] = None,
     jobs: JobsOption = None,
     scheduler: SchedulerOption = None,
+    capture: CaptureOption = None,
 ) -> None:
     """Diagnose a profile: where the time went, what limits it, what to change.
 
@@ -196,7 +206,7 @@ def analyze(
     gate = _gate(fail_on)
     paths = _paths(inputs)
     files = _files({"html": html, "perfetto": perfetto}, output, paths, force)
-    detailed = _diagnose_all(paths, window, range_name, rules, scenario, jobs, scheduler)
+    detailed = _diagnose_all(paths, window, range_name, rules, scenario, jobs, scheduler, capture)
     _write_files(detailed, files, force)
     diagnosis = detailed.diagnosis
     _print(diagnosis, "json" if json else "markdown" if markdown else "terminal")
@@ -346,6 +356,7 @@ def report(
     scenario: ScenarioOption = None,
     jobs: JobsOption = None,
     scheduler: SchedulerOption = None,
+    capture: CaptureOption = None,
 ) -> None:
     """Write the diagnosis of a profile, or of the ranks of a job, to files to share; several at once.
 
@@ -356,7 +367,7 @@ def report(
     files = _files(wanted, output, paths, force)
     if not files:
         raise UsageError("report: name at least one file, such as --html report.html or -o report.md.")
-    detailed = _diagnose_all(paths, window, range_name, rules, scenario, jobs, scheduler)
+    detailed = _diagnose_all(paths, window, range_name, rules, scenario, jobs, scheduler, capture)
     _write_files(detailed, files, force)
     _finish(detailed.diagnosis, None)
 
@@ -523,10 +534,15 @@ def _diagnose_all(
     scenario: str | None,
     jobs: int | None,
     scheduler: str | None,
+    capture: Path | None,
 ) -> Detailed:
     """One file as ever; several as the ranks of a job, in which those that fail are named on stderr."""
     if len(paths) == 1 and scheduler is None:
-        return _diagnose(paths[0], window, range_name, rules, scenario)
+        return _diagnose(paths[0], window, range_name, rules, scenario, capture)
+    if capture is not None:
+        raise UsageError(
+            "--capture explains the graphs of one file, read here: name a single input, without --scheduler."
+        )
     _prepare_for_arrays()
     from infprof.diagnosis import Detailed
     from infprof.ranks import analyze_inputs
@@ -538,13 +554,19 @@ def _diagnose_all(
     return Detailed(diagnosis, None, [])
 
 
-def _options(window: str, range_name: str | None, rules: list[Path] | None, scenario: str | None) -> Options:
+def _options(
+    window: str,
+    range_name: str | None,
+    rules: list[Path] | None,
+    scenario: str | None,
+    capture: Path | None = None,
+) -> Options:
     from infprof.diagnosis import Options
 
     _check_rule_dirs(rules)
     if scenario is not None and scenario not in ("online", "batch", "mixed"):
         raise UsageError(f"--scenario {scenario}: choose online, batch or mixed.")
-    return Options(window, range_name, scenario, tuple(rules or ()))
+    return Options(window, range_name, scenario, tuple(rules or ()), capture)
 
 
 def _say_broken_rules(diagnosis: Diagnosis) -> None:
@@ -554,13 +576,24 @@ def _say_broken_rules(diagnosis: Diagnosis) -> None:
 
 
 def _diagnose(
-    path: Path, window: str, range_name: str | None, rules: list[Path] | None, scenario: str | None
+    path: Path,
+    window: str,
+    range_name: str | None,
+    rules: list[Path] | None,
+    scenario: str | None,
+    capture: Path | None = None,
 ) -> Detailed:
     """The diagnosis of a profile with what it was made of, or one that was stored."""
     from infprof.stored import is_stored_diagnosis, read_stored_diagnosis
 
     if is_stored_diagnosis(path):
-        options = {"--window": window != "auto", "--range": range_name, "--rules": rules, "--scenario": scenario}
+        options = {
+            "--window": window != "auto",
+            "--range": range_name,
+            "--rules": rules,
+            "--scenario": scenario,
+            "--capture": capture,
+        }
         given = [name for name, value in options.items() if value]
         if given:
             raise UsageError(f"{given[0]} needs the profile itself: {path} is a diagnosis that is finished.")
@@ -569,8 +602,10 @@ def _diagnose(
         return Detailed(read_stored_diagnosis(path), None, [])
     _prepare_for_arrays()
     from infprof.diagnosis import analyze_file_in_detail
+    from infprof.progress import shown_reading
 
-    detailed = analyze_file_in_detail(path, _options(window, range_name, rules, scenario))
+    with shown_reading():
+        detailed = analyze_file_in_detail(path, _options(window, range_name, rules, scenario, capture))
     _say_broken_rules(detailed.diagnosis)
     return detailed
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from infprof import __version__, collecting
 from infprof.distinct import distinct_values
+from infprof.durations import in_words
 from infprof.errors import UsageError
 from infprof.hardware import find
 from infprof.measures import calls
@@ -21,7 +22,7 @@ from infprof.measures import operations as op
 from infprof.measures.copies import copy_rows
 from infprof.measures.coverage import coverage_problems
 from infprof.measures.device import DeviceAnalysis, MeasureLimits, analyze_device
-from infprof.measures.fitness import doubts, launches_without_records
+from infprof.measures.fitness import captured_launches, doubts, launches_without_records
 from infprof.measures.host import HostLimits
 from infprof.measures.host_calls import api_table
 from infprof.measures.idle import IdleLimits, IdleModel
@@ -51,6 +52,7 @@ from infprof.results import (
 )
 from infprof.results import Scope as MeasureScope
 from infprof.rules import RuleSet, Thresholds, evaluate, load
+from infprof.stack import ENGINE_KEY, engine_of, fit_remedies
 from infprof.trace import Trace
 from infprof.verdict import (
     LOW,
@@ -63,6 +65,7 @@ from infprof.verdict import (
 )
 
 if TYPE_CHECKING:
+    from infprof.measures.capture import CaptureLimits, GraphOperators
     from infprof.measures.work import CountedWork
 
 MAX_KERNEL_ROWS = 1000
@@ -79,6 +82,8 @@ class Options:
     range_name: str | None = None
     scenario: str | None = None
     rule_dirs: Sequence[Path] = field(default_factory=tuple)
+    # A second trace, whose operators explain the kernels of replayed graphs.
+    capture: Path | None = None
 
 
 def analyze_file(path: Path, options: Options | None = None) -> Diagnosis:
@@ -110,6 +115,7 @@ def analyze_in_detail(trace: Trace, rules: RuleSet, options: Options | None = No
         parse_window(options.window)
     analysis = _Analysis(trace, rules, options)
     diagnosis = analysis.diagnosis()
+    fit_remedies(diagnosis)
     return Detailed(diagnosis, analysis.prepared, analysis.times)
 
 
@@ -134,6 +140,8 @@ class _Analysis:
         self.prepared = Prepared(trace)
         self.how = collecting.advice(trace.provenance.tool)
         self.times: list[DeviceTime] = []
+        # (device, phase, measure)
+        self.phase_work: list[tuple[int, str, Measure]] = []
         self.work_rows: list[WorkRow] = []
         self.problems = list(trace.problems)
         for broken in rules.broken:
@@ -159,6 +167,7 @@ class _Analysis:
         for analysis in analyses:
             self._add_telemetry(analysis)
             self._add_work(analysis)
+        self._note_capture()
         unusable = self._unusable(steady, scope, analyses)
         verdicts = [unusable or device_verdict(a, self.thresholds) for a in analyses]
         if unusable is None:
@@ -189,9 +198,9 @@ class _Analysis:
             self.problems.append(
                 Problem(
                     "start-up-compiles",
-                    f"Start-up, left out here, loaded or compiled {stalls} kernels in {spent / 1e9:.3g} s while the GPU "
-                    "waited: send warm-up requests before traffic, extend the warm-up, or keep a persistent compile "
-                    "cache. --window full shows them.",
+                    f"Start-up loaded or compiled {stalls} kernel{'s' * (stalls != 1)} in {in_words(spent)} while "
+                    "the GPU waited. Where that happens to users: send warm-up requests before traffic, extend the "
+                    "warm-up, or keep a persistent compile cache. `--window full` shows it.",
                     stalls,
                 )
             )
@@ -229,12 +238,15 @@ class _Analysis:
 
     def _add_work(self, analysis: DeviceAnalysis) -> None:
         """FLOP and bytes: counted from the shapes of operators, else as the serving engine counts them."""
+        from infprof.measures.capture import add_capture, work_source
         from infprof.measures.work import (
             NO_OPERATORS,
             NO_SHAPES,
+            PHASE_MEASURES,
             RoofLimits,
             add_engine_work,
             add_work,
+            phase_scopes,
             scope_work,
             work_table,
         )
@@ -247,15 +259,45 @@ class _Analysis:
         why_none = NO_SHAPES if self.trace.operators is not None else NO_OPERATORS
         t = self.thresholds
         limits = RoofLimits(t.limiter_clear, t.latency_max, t.small_kernel_ns)
-        add_work(analysis.measures, work, match, limits, why_none)
+        add_capture(analysis.measures, self.prepared, analysis.rows, self.graph_operators)
+        source = work_source(self.graph_operators)
+        add_work(analysis.measures, work, match, limits, why_none, source)
+        if self.counted is not None:
+            for phase, (rows, steps) in phase_scopes(self.prepared, analysis.rows, analysis.time.scope).items():
+                found = Measures()
+                of_phase = scope_work(self.prepared, self.counted, rows, steps, match.peaks)
+                add_work(found, of_phase, match, limits, why_none, source)
+                self.phase_work += [(analysis.device, phase, m) for m in found if m.name in PHASE_MEASURES]
         add_engine_work(analysis.measures, match.peaks)
         self.work_rows += work_table(work, device.id, self.thresholds.limiter_clear)
 
     @cached_property
     def counted(self) -> CountedWork | None:
+        from infprof.measures.capture import replayed_work
         from infprof.measures.work import count_work
 
-        return count_work(self.prepared)
+        replayed = [] if self.graph_operators is None else replayed_work(self.graph_operators)
+        return count_work(self.prepared, replayed)
+
+    @cached_property
+    def graph_operators(self) -> GraphOperators | None:
+        """Operators of the kernels of replayed graphs. Raises UsageError where --capture names what cannot tell any."""
+        from infprof.measures.capture import graph_operators
+
+        capture = None if self.options.capture is None else Prepared(read(self.options.capture))
+        return graph_operators(self.prepared, capture, self._capture_limits)
+
+    @cached_property
+    def _capture_limits(self) -> CaptureLimits:
+        from infprof.measures.capture import CaptureLimits
+
+        return CaptureLimits(self.thresholds.capture_matched, self.thresholds.capture_same_names)
+
+    def _note_capture(self) -> None:
+        from infprof.measures.capture import capture_problems
+
+        given = None if self.options.capture is None else self.options.capture.name
+        self.problems += capture_problems(self.graph_operators, given, self._capture_limits)
 
     def _add_client_side(self, measures: Measures) -> None:
         if self.trace.load is not None:
@@ -297,6 +339,7 @@ class _Analysis:
             span_ns=high - low,
             dropped=self.trace.dropped_operations,
             lost=launches_without_records(self.prepared)[0],
+            captured=captured_launches(self.prepared),
             launches=launches,
             graph_launches=graph_launches,
             # Where the GPU shows no idle time worth a claim, unseen graphs change nothing.
@@ -340,7 +383,7 @@ class _Analysis:
         served = self.prepared.first_operations >= 0
         # A runtime graph launch may own its kernels through the driver call inside it.
         served[nested.outer[np.flatnonzero(served)]] = True
-        silent = ~served[graphs] & (table["return_value"][graphs] == 0)
+        silent = ~served[graphs] & (table["return_value"][graphs] <= 0)
         return count, len(graphs), int(silent.sum())
 
     def _focus(self, analyses: list[DeviceAnalysis]) -> int:
@@ -375,9 +418,12 @@ class _Analysis:
         findings, not_evaluated = [], []
         verdict = verdicts[focus]
         short = unusable is None and self._is_short(verdicts)
-        if unusable is None and not short:
+        fired: set[str] = set()
+        if unusable is None:
             context = _Context(self.prepared, analyses[focus], tables[analyses[focus].device], self.thresholds)
             evaluation = evaluate(self.rules, context, self.options.scenario)
+            fired = {finding.rule for finding in evaluation.findings}
+        if unusable is None and not short:
             findings, not_evaluated = evaluation.findings, evaluation.not_evaluated
         elif self.trace.telemetry is not None:
             findings, not_evaluated = self._from_telemetry_alone(self._telemetry_alone())
@@ -388,7 +434,7 @@ class _Analysis:
                 if not r.states
             ]
         for one in {id(v): v for v in verdicts}.values():
-            stating = self.rules.stating(one.cls, one.cause)
+            stating = self.rules.stating(one.cls, one.cause, fired)
             if stating is not None:
                 one.rule, one.remedies = stating.id, list(stating.remedies)
         single = len(analyses) == 1
@@ -396,6 +442,9 @@ class _Analysis:
         for analysis in analyses:
             place = MeasureScope() if single else MeasureScope("device", str(self.trace.devices[analysis.device].id))
             measures += [Measure(m.name, m.value, m.unit, m.rank, m.source, place) for m in analysis.measures]
+        for number, phase, m in self.phase_work:
+            name = phase if single else f"{phase}, GPU {self.trace.devices[number].id}"
+            measures.append(Measure(m.name, m.value, m.unit, m.rank, m.source, MeasureScope("phase", name)))
         window = Window(
             int(scope.intervals.starts[0]),
             int(scope.intervals.ends[-1]),
@@ -432,8 +481,18 @@ class _Analysis:
             elif rule is not None:
                 absent = [m for m in map(measures.get, rule.when.names) if m is not None and m.value is None]
                 row = NotEvaluated(row.rule, f"telemetry ({absent[0].source})") if absent else row
+            else:
+                row = self._with_source(row, measures)
             out.append(row)
         return out
+
+    def _with_source(self, row: NotEvaluated, measures: Measures) -> NotEvaluated:
+        """The same with what the one measure that is missing says of itself, where it says something."""
+        name, _, rest = row.needs.partition(" (from ")
+        measure = measures.get(name) if rest else None
+        if measure is None or measure.source == "timeline":
+            return row
+        return NotEvaluated(row.rule, f"{name} ({measure.source})")
 
     def _is_short(self, verdicts: list[Verdict]) -> bool:
         """Whether so little was recorded that a class is a guess and findings would promise too much; says so."""
@@ -604,6 +663,9 @@ class _Analysis:
     def _provenance(self) -> Provenance:
         source = self.trace.provenance
         capture: dict[str, Any] = dict(source.capture)
+        engine = engine_of(self.trace)
+        if engine is not None:
+            capture.setdefault(ENGINE_KEY, engine)
         gpus = [
             {
                 "id": d.id,

@@ -238,11 +238,13 @@ class KernelTotals:
 
 @dataclass
 class CopyRow:
-    """Copies of one kind (h2d, d2h, d2d, p2p, uvm, memset, …). ``pageable_bytes`` None = memory kind not recorded."""
+    """Copies of one kind (h2d, d2h, d2d, p2p, uvm, memset, …). ``pageable_bytes`` None = memory kind not recorded.
+
+    ``bytes`` of those whose size was recorded, None if none's was; ``bytes_per_s`` over their time."""
 
     kind: str
     count: int
-    bytes: int
+    bytes: int | None
     total_ns: int
     pageable_bytes: int | None
     exposed_ns: int = 0

@@ -57,7 +57,12 @@ MEASURES: dict[str, MeasureInfo] = {
     ),
     "idle_host_loop_ratio": MeasureInfo("ratio", "idle_host_loop_ns over D"),
     "unproven_host_work_ns": MeasureInfo(
-        "ns", "host-work and time after a sync in idle gaps of 10 ms and longer where system calls were not recorded: it may be waiting"
+        "ns",
+        "host-work and time after a sync in idle gaps of 10 ms and longer where system calls were not recorded: it may be waiting",
+    ),
+    "host_gap_short_ratio": MeasureInfo("ratio", "share of idle_host_loop_ns in gaps under 1 ms"),
+    "launches_per_host_gap": MeasureInfo(
+        "count", "launch calls with work on the GPU, for each gap in which the host worked: 1 or 2 in eager code"
     ),
     "unproven_host_work_ratio": MeasureInfo("ratio", "unproven_host_work_ns over idle_host_loop_ns"),
     "idle_sync_loss_ns": MeasureInfo(
@@ -193,6 +198,13 @@ MEASURES: dict[str, MeasureInfo] = {
     "nvlink_tx_ratio": MeasureInfo("ratio", "NVLink transmit, of peak"),
     "nvlink_ratio": MeasureInfo("ratio", "N: the larger of NVLink receive and transmit"),
     "gr_active_ratio": MeasureInfo("ratio", "graphics/compute engine active, over the whole window"),
+    # Operators of kernels in replayed graphs (measures/capture): shares of the time (or number) of those kernels
+    "capture_matched_ratio": MeasureInfo("ratio", "share of the time of kernels in replayed graphs with an operator"),
+    "capture_matched_count_ratio": MeasureInfo("ratio", "the same share by number of kernels"),
+    "capture_by_position_ratio": MeasureInfo(
+        "ratio", "share of their time with an operator by position only: another kernel for the same product"
+    ),
+    "capture_shapes_ratio": MeasureInfo("ratio", "share of their time with an operator whose inputs are known"),
     # Counted work (measures/work), rank B: of kernels without communication
     "work_flop": MeasureInfo("count", "FLOP counted from shapes, 2 for a multiply-add"),
     "work_bytes": MeasureInfo("bytes", "device-memory traffic counted from shapes, each operand once: a lower bound"),

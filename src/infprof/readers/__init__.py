@@ -53,7 +53,7 @@ def read(path: Path) -> Trace:
         if not path.exists():
             raise InfprofError(f"{path} does not exist.")
         if not path.is_file():
-            raise InfprofError(f"{path} is no regular file: name the .sqlite file itself.")
+            raise InfprofError(f"{path} is no regular file: name the profile itself.")
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
     except PermissionError:
@@ -61,7 +61,7 @@ def read(path: Path) -> Trace:
     except OSError as error:
         raise InfprofError(f"{path} cannot be read: {error.strerror or error}.") from None
     if not head:
-        raise InfprofError(f"{path} is empty (0 bytes): the export did not finish. Export the report again.")
+        raise InfprofError(f"{path} is empty (0 bytes): the export or the recording did not finish. Make it again.")
     for reader in _readers():
         if reader.sniff(path, head):
             return reader.read(path)
@@ -70,6 +70,9 @@ def read(path: Path) -> Trace:
 
 # What tells a trace from other JSON, such as the configuration files that lie beside it.
 _TRACE_KEYS = re.compile(rb'"(?:traceEvents|ph|schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds)"')
+# Other keys may come before the events; looked for this far, and by a name that no other kind of file has.
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_PREAMBLE_BYTES = 1 << 20
 
 
 def is_profile(path: Path) -> bool:
@@ -84,18 +87,27 @@ def is_profile(path: Path) -> bool:
         return False
     if not head or not any(reader.sniff(path, head) for reader in _readers()):
         return False
-    start = _unpacked(head).removeprefix(b"\xef\xbb\xbf").lstrip()
-    return start[:1] not in (b"{", b"[") or _TRACE_KEYS.search(start) is not None
+    start = _unpacked(head, HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    return start[:1] not in (b"{", b"[") or _TRACE_KEYS.search(start) is not None or _has_events(path)
 
 
-def _unpacked(head: bytes) -> bytes:
-    """The beginning of what a gzip file holds; other bytes as they are."""
+def _has_events(path: Path) -> bool:
+    """Whether JSON has a list of events behind other keys, such as the settings of who recorded it."""
+    try:
+        with path.open("rb") as file:
+            return _EVENTS.search(_unpacked(file.read(_PREAMBLE_BYTES), _PREAMBLE_BYTES)) is not None
+    except OSError:
+        return False
+
+
+def _unpacked(head: bytes, limit: int) -> bytes:
+    """The beginning of what a gzip file holds, ``limit`` bytes at most; other bytes as they are."""
     import zlib
 
     if not head.startswith(b"\x1f\x8b"):
         return head
     try:
-        return zlib.decompressobj(31).decompress(head, HEAD_BYTES)
+        return zlib.decompressobj(31).decompress(head, limit)
     except zlib.error:
         return b""
 
@@ -116,7 +128,7 @@ def _read_folder(path: Path) -> Trace:
         return read_nsys_directory(path)
     if not is_bundle(path):
         raise InfprofError(
-            f"{path} is a folder, neither a profile nor a bundle of infprof run: name the .sqlite file itself."
+            f"{path} is a folder without a profile in it, and no bundle of infprof run: name the file itself."
         )
     return read_bundle(path)
 
@@ -126,4 +138,7 @@ def _unknown(path: Path, head: bytes) -> str:
         return f"{path} is one Parquet file, a table of an export at most: name the folder of `nsys export --type parquetdir`."
     looks_text = b"\0" not in head
     what = "a text file" if looks_text else "of an unknown kind"
-    return f"{path} is {what}, not an Nsight Systems SQLite export (.sqlite or .sqlite.gz)."
+    return (
+        f"{path} is {what}, not a profile: an Nsight Systems report or export (.nsys-rep, .sqlite), or a trace of "
+        "PyTorch's profiler (.json, .json.gz)."
+    )

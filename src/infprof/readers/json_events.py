@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from infprof.errors import InfprofError
+from infprof.progress import report_read
 
 PIECE_BYTES = 4 << 20
 GZIP_MAGIC = b"\x1f\x8b"
@@ -76,9 +77,11 @@ class _Text:
                 head = file.read(2)
                 file.seek(0)
                 self._report.compressed = head == GZIP_MAGIC
-                yield from (
-                    self._inflated(file) if self._report.compressed else iter(lambda: file.read(PIECE_BYTES), b"")
-                )
+                size = self._path.stat().st_size
+                whole = iter(lambda: file.read(PIECE_BYTES), b"")
+                for piece in self._inflated(file) if self._report.compressed else whole:
+                    yield piece
+                    report_read(self._path.name, file.tell(), size)
         except OSError as error:
             raise InfprofError(f"{self._path} cannot be read: {error.strerror or error}.") from None
 

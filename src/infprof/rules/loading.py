@@ -86,10 +86,14 @@ class RuleSet:
                 raise UsageError(f"rule {rule_id} is broken: {broken}")
         raise UsageError(unknown("rule", rule_id, [rule.id for rule in self.rules]))
 
-    def stating(self, cls: str, cause: str | None = None) -> model.Rule | None:
-        """The rule that explains the verdict ``cls`` with this cause, else one that explains the class as such."""
+    def stating(self, cls: str, cause: str | None = None, fired: Collection[str] = ()) -> model.Rule | None:
+        """The rule that explains the verdict ``cls`` with this cause, else one that explains the class as such.
+
+        Of several, one among ``fired`` (ids): the rules that made a finding.
+        """
         of_class = [rule for rule in self.rules if rule.cls == cls]
         exact = [rule for rule in of_class if rule.cause == cause]
+        exact.sort(key=lambda rule: rule.id not in fired)
         general = [rule for rule in of_class if rule.cause is None]
         return next(iter(exact + general), None)
 

@@ -25,7 +25,7 @@ AREAS = (
 LAYERS = ("application", "framework", "runtime", "hardware")
 SCENARIOS = ("online", "batch", "mixed")
 REMEDY_KINDS = ("configuration", "code", "hardware", "capture")
-STACKS = ("vllm", "sglang", "tensorrt-llm", "pytorch", "cuda")
+STACKS = ("vllm", "sglang", "tensorrt-llm", "pytorch", "cuda", "rocm")
 TABLES = (
     "kernels",
     "copies",

@@ -38,6 +38,8 @@ class Thresholds:
     strong_low: float
     latency_max: float
     work_covered: float
+    capture_matched: float
+    capture_same_names: float
     throttle_clock: float
     kernel_gap_ns: int
     startup_stall_ns: int

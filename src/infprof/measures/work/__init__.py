@@ -5,18 +5,21 @@ A new operator is one formula in the module of its kind (matrix, attention, memo
 
 from infprof.measures.work.counting import CountedWork, count_work
 from infprof.measures.work.measuring import NO_OPERATORS, NO_SHAPES, RoofLimits, add_engine_work, add_work
+from infprof.measures.work.phases import PHASE_MEASURES, phase_scopes
 from infprof.measures.work.roofline import ScopeWork, scope_work, shares
 from infprof.measures.work.table import work_table
 
 __all__ = [
     "NO_OPERATORS",
     "NO_SHAPES",
+    "PHASE_MEASURES",
     "CountedWork",
     "RoofLimits",
     "ScopeWork",
     "add_engine_work",
     "add_work",
     "count_work",
+    "phase_scopes",
     "scope_work",
     "shares",
     "work_table",

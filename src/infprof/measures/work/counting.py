@@ -22,7 +22,7 @@ from infprof.measures.work.call import Call, Work
 from infprof.measures.work.formulas import formula_of, operator_work
 from infprof.measures.work.nesting import innermost_rows
 from infprof.measures.work.steps import step_sums
-from infprof.trace import BoolArray, FloatArray, IntArray, Table
+from infprof.trace import BoolArray, FloatArray, IntArray, Table, Trace
 
 # Why a kernel has no counted work, in this order of search.
 NO_LAUNCH, IN_GRAPH, NO_FORMULA = (
@@ -86,6 +86,8 @@ class Counted(NamedTuple):
     partly: BoolArray
     names: list[str]
     works: list[Work | None]
+    # Operations whose operators have no formula.
+    without_formula: IntArray = np.empty(0, dtype=np.int64)
 
 
 def count_work(prepared: Prepared, replayed: Sequence[Counted] = ()) -> CountedWork | None:
@@ -108,6 +110,7 @@ def count_work(prepared: Prepared, replayed: Sequence[Counted] = ()) -> CountedW
     which = []
     for part in parts:
         call[part.rows] = part.call + calls_before
+        why[part.without_formula] = 2
         which.append(part.which + works_before)
         calls_before += len(part.which)
         works_before += len(part.works)
@@ -202,18 +205,22 @@ def _steps(prepared: Prepared, table: Table, known: IntArray) -> tuple[IntArray,
     step = np.full(len(known), -1, dtype=np.int64)
     paged = np.array([name in PAGED_NAMES for name in trace.strings], dtype=np.bool_)
     asked = np.flatnonzero(paged[table["name"][known]])
-    if trace.ranges is None or not len(asked):
-        return step, {}
+    rows = known[asked]
+    step[asked], sums = steps_around(trace, table["start"][rows], table["thread"][rows])
+    return step, sums
+
+
+def steps_around(trace: Trace, times: IntArray, threads: IntArray) -> tuple[IntArray, dict[int, StepSums]]:
+    """The text of the step around each time of a thread (-1 = none with sums), and the sums of each text."""
+    if trace.ranges is None or not len(times):
+        return np.full(len(times), -1, dtype=np.int64), {}
     texts = [t for t in distinct(trace.ranges["text"])[0].tolist() if t >= 0]
     sums = {t: found for t in texts if (found := step_sums(trace.strings[t])) is not None}
     steps = trace.ranges.take(np.isin(trace.ranges["text"], list(sums)))
-    rows = known[asked]
-    inside, _ = innermost_rows(
-        steps["start"], steps["end"], steps["thread"], table["start"][rows], table["thread"][rows]
-    )
-    if len(steps):
-        step[asked] = np.where(inside >= 0, steps["text"][np.maximum(inside, 0)], -1)
-    return step, sums
+    if not len(steps):
+        return np.full(len(times), -1, dtype=np.int64), sums
+    inside, _ = innermost_rows(steps["start"], steps["end"], steps["thread"], times, threads)
+    return np.where(inside >= 0, steps["text"][np.maximum(inside, 0)], -1), sums
 
 
 def repeats(used: IntArray, parent: IntArray, found: OperatorCalls) -> tuple[BoolArray, BoolArray]:

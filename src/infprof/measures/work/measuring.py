@@ -18,6 +18,9 @@ NO_OPERATORS = "no operators of a framework were recorded"
 NO_SHAPES = "operators were recorded without the shapes of their inputs: torch.profiler has record_shapes=True"
 ENGINE = "the engine's own count"
 
+# Boost clocks above the listed one and rounding leave no more room than this.
+HIGHEST_MFU = 1.05
+
 _UNITS = {
     "work_flop": "count",
     "work_bytes": "bytes",
@@ -50,42 +53,53 @@ class RoofLimits(NamedTuple):
 
 
 def add_work(
-    measures: Measures, work: ScopeWork | None, match: Match, limits: RoofLimits, why_none: str = NO_OPERATORS
+    measures: Measures,
+    work: ScopeWork | None,
+    match: Match,
+    limits: RoofLimits,
+    why_none: str = NO_OPERATORS,
+    of_graphs: str = "",
 ) -> None:
-    """Every measure of counted work; None with the reason where there is none or the device's peaks are not known."""
+    """Every measure of counted work; None with the reason where there is none or the device's peaks are not known.
+
+    ``of_graphs`` says where the shapes of kernels in replayed graphs come from.
+    """
     if work is None:
         _add_nothing(measures, _UNITS, why_none)
         return
+    shapes = f"{SHAPES}, {of_graphs}" if of_graphs else SHAPES
     both = work.flop_known & work.bytes_known
-    _add(measures, "work_flop_covered_ratio", work.covered(work.flop_known), SHAPES)
-    _add(measures, "work_bytes_covered_ratio", work.covered(work.bytes_known), SHAPES)
-    _add(measures, "work_covered_ratio", work.covered(both), missing(work) or SHAPES)
-    _add_amount(measures, work, "flop", work.flop, work.flop_known)
-    _add_amount(measures, work, "bytes", work.bytes, work.bytes_known)
+    _add(measures, "work_flop_covered_ratio", work.covered(work.flop_known), shapes)
+    _add(measures, "work_bytes_covered_ratio", work.covered(work.bytes_known), shapes)
+    _add(measures, "work_covered_ratio", work.covered(both), missing(work) or shapes)
+    _add_amount(measures, work, "flop", work.flop, work.flop_known, shapes)
+    _add_amount(measures, work, "bytes", work.bytes, work.bytes_known, shapes)
     moved = float(work.bytes[both].sum())
     intensity = float(work.flop[both].sum()) / moved if moved else None
-    _add(measures, "work_flop_per_byte", intensity, SHAPES if moved else "no kernel has counted FLOP and bytes")
-    _add_shares(measures, work, match.reason or "no kernel time in the window", limits)
+    _add(measures, "work_flop_per_byte", intensity, shapes if moved else "no kernel has counted FLOP and bytes")
+    _add_shares(measures, work, match.reason or "no kernel time in the window", limits, shapes)
 
 
-def _add_amount(measures: Measures, work: ScopeWork, what: str, values: FloatArray, known: BoolArray) -> None:
+def _add_amount(
+    measures: Measures, work: ScopeWork, what: str, values: FloatArray, known: BoolArray, shapes: str
+) -> None:
     names = (f"work_{what}", f"work_{what}_per_s")
     spent = work.union_ns(known)
     if not spent:
         _add_nothing(measures, names, f"not counted: {missing(work)}")
         return
     total = float(values[known].sum())
-    _add(measures, names[0], total, SHAPES)
-    _add(measures, names[1], total * 1e9 / spent, f"{SHAPES}, while these kernels run")
+    _add(measures, names[0], total, shapes)
+    _add(measures, names[1], total * 1e9 / spent, f"{shapes}, while these kernels run")
 
 
-def _add_shares(measures: Measures, work: ScopeWork, why_not: str, limits: RoofLimits) -> None:
+def _add_shares(measures: Measures, work: ScopeWork, why_not: str, limits: RoofLimits, shapes: str) -> None:
     found = shares(work)
     names = [name for name in _UNITS if name.startswith(("work_compute_", "work_dram_", "mfu", "mbu", "slow_gemm"))]
     if found is None or work.rates is None or work.peaks is None:
         _add_nothing(measures, names, f"peak unknown: {why_not}" if work.peaks is None else why_not)
         return
-    source = f"{SHAPES} over the peaks of {work.peaks.sku}"
+    source = f"{shapes} over the peaks of {work.peaks.sku}"
     _add(measures, "work_compute_min_ratio", found.compute_low, source)
     _add(measures, "work_compute_max_ratio", found.compute_high, source)
     _add(measures, "work_dram_min_ratio", found.dram_low, source)
@@ -97,7 +111,14 @@ def _add_shares(measures: Measures, work: ScopeWork, why_not: str, limits: RoofL
     matrix = work.is_matrix & work.flop_known & ~np.isnan(work.rates.high)
     flop_s = float((work.flop / work.rates.high)[matrix].sum()) if matrix.any() else None
     mfu = None if flop_s is None or not window else 1e9 * flop_s / window
-    _add(measures, "mfu_ratio", mfu, f"{source}, each precision over its own" if matrix.any() else "no matrix work")
+    why = f"{source}, each precision over its own" if matrix.any() else "no matrix work"
+    if mfu is not None and mfu > HIGHEST_MFU:
+        # Evidence that contradicts itself is withdrawn, not shown.
+        mfu, why = (
+            None,
+            f"counted work exceeds the device's peak by {mfu:.2f} times: shapes or device are not the real ones",
+        )
+    _add(measures, "mfu_ratio", mfu, why)
     moved = float(work.bytes[work.bytes_known].sum()) if work.bytes_known.any() else None
     mbu = None if moved is None or not window else 1e9 * moved / (work.peaks.dram_bytes_per_s * window)
     _add(measures, "mbu_ratio", mbu, f"{source}; each operand once" if work.bytes_known.any() else "no counted bytes")
