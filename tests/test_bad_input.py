@@ -127,8 +127,8 @@ NOT_AN_EXPORT = {
     "a gzip without its checksum": (ZIPPED[:-8], "damaged gzip"),
     "a gzip with a wrong checksum": (flipped(ZIPPED, len(ZIPPED) - 6), "damaged gzip"),
     "a gzip that does not unpack": (flipped(ZIPPED, 12), "gzip"),
-    "a gzip of text": (gzip.compress(b"hello\n"), "not an Nsight Systems SQLite export"),
-    "a gzip of nothing": (gzip.compress(b""), "not an Nsight Systems SQLite export"),
+    "a gzip of text": (gzip.compress(b"hello\n"), "not a profile"),
+    "a gzip of nothing": (gzip.compress(b""), "not a profile"),
     "a gzip of half an export": (gzip.compress(RAW[: len(RAW) // 2], 1), "damaged SQLite"),
 }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from case_builders import everything_said, finding, measure, rules
+from case_builders import everything_said, finding, infprof, measure, rules
 from infprof.diagnosis import Options, analyze_file
 from infprof.results import Diagnosis
 from kineto_builder import H100, KinetoBuilder
@@ -63,3 +63,38 @@ def test_no_remedy_for_matmuls_that_reach_the_roof(tmp_path: Path) -> None:
     assert "gemm-far-from-roof" not in rules(diagnosis)
     slow = matmuls(tmp_path, H100, 8192, 2 * 8192**3 / 50e12 * 1e3, "gemm")
     assert finding(slow, "gemm-far-from-roof").rank == "B"
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        ("execute_context_1(2048)_generation_0(0)", "execute_context_0(0)_generation_16(16)"),
+        ("step[EXTEND bs=1 toks=2048]", "step[DECODE bs=16]"),
+        (
+            "[Executor] _forward_step 7: 1 ctx reqs, 2048 ctx tokens, 0 gen reqs",
+            "[Executor] _forward_step: 0 ctx reqs, 16 gen reqs",
+        ),
+    ],
+)
+def test_prefill_and_decode_of_one_trace_have_their_own_figures(tmp_path: Path, prefill: str, decode: str) -> None:
+    """Large products at 600 TFLOP/s in one phase, thin ones at 2.7 TB/s in the other."""
+    builder = KinetoBuilder()
+    n, at, gpu = 8192, 0.0, 100.0
+    for step in range(40):
+        rows, name = (n, prefill) if step % 4 == 0 else (16, decode)
+        length = 2 * rows * n * n / 600e12 * 1e6 if rows == n else 2 * n * n / 2.7e12 * 1e6
+        builder.add("user_annotation", name, at, 30)
+        dims = {"Input Dims": [[rows, n], [n, n]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
+        builder.add("cpu_op", "aten::mm", at + 1, 20, **dims)
+        builder.launch(at + 2, 3, round(gpu, 3), round(length, 3), "gemm")
+        at, gpu = at + 40, gpu + length + 5
+    diagnosis = analyze_file(builder.write(tmp_path / "trace.json"), Options(window="full"))
+    figures = {(m.scope.id, m.name): m.value for m in diagnosis.measures if m.scope.kind == "phase"}
+    assert figures["prefill", "mfu_ratio"] == pytest.approx(600 / 989.4, rel=0.02)
+    assert figures["decode", "mbu_ratio"] == pytest.approx(2.7 / 3.35, rel=0.03)
+    assert (figures["decode", "mfu_ratio"] or 0) < 0.1
+    assert {phase for phase, _ in figures} == {"prefill", "decode"}
+    # Neither stands for the whole.
+    assert (figures["decode", "mfu_ratio"] or 0) < measure(diagnosis, "mfu_ratio") < figures["prefill", "mfu_ratio"]
+    done = infprof("analyze", "--window", "full", tmp_path / "trace.json")
+    assert "prefill: MFU 60" in done.stdout

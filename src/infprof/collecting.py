@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-COUNTERS = (
+_COUNTERS = (
     "no hardware counters in this trace: record again with `nsys profile --gpu-metrics-devices=all` "
     "(`--gpu-metrics-device=all` before 2024.1) to tell compute-bound from bandwidth-bound"
 )
+
+_COUNTERS_AMD = (
+    "no hardware counters in this trace: profile its longest kernels with "
+    "`rocprof-compute profile --name NAME --kernel KERNEL -- YOUR_COMMAND` to tell compute-bound from bandwidth-bound"
+)
+
+
+def counters(amd: bool) -> str:
+    """How to get the hardware counters that the trace lacks, by whose GPU it is of; part of a sentence."""
+    return _COUNTERS_AMD if amd else _COUNTERS
 
 
 class Advice(NamedTuple):

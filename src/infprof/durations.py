@@ -1,4 +1,4 @@
-"""Times on the command line: a number with a unit, or plain seconds."""
+"""Times on the command line (a number with a unit, or plain seconds) and in sentences."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ def parse_seconds(option: str, text: str | None) -> float | None:
     if not 0 < seconds <= _LONGEST_S:
         raise UsageError(f"{option} {text}: choose a time above 0 and up to a week.")
     return seconds
+
+
+def in_words(ns: int) -> str:
+    """A duration in the largest unit in which it is at least 1, for sentences: ``6.63 ms``, ``20 ns``."""
+    factor, unit = next((u for u in ((10**9, "s"), (10**6, "ms"), (10**3, "µs")) if ns >= u[0]), (1, "ns"))
+    return f"{ns / factor:.3g} {unit}"

@@ -8,12 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from infprof import collecting
+from infprof.durations import in_words
 from infprof.measures.device import DeviceAnalysis
 from infprof.results import Measures, Problem, Verdict
 from infprof.rules import Thresholds
+from infprof.stack import is_amd
 
 # Confidence of a verdict made from complete evidence, and of one with a known weakness.
 SURE, FAIR, LOW = 0.9, 0.7, 0.4
+# So small a difference does not show in a share.
+_NEARLY_ALL = 0.002
 
 _CAUSE_WORDS = {
     "launch": "in launch calls",
@@ -47,6 +51,8 @@ class TraceFacts:
     idle_ratio: float
     # Launches in the middle of the recording that left nothing on the GPU.
     lost: int = 0
+    # Launches into a graph under capture.
+    captured: int = 0
     accelerator_events: int = 0
     tool: str = ""
 
@@ -90,10 +96,13 @@ def trace_verdict(facts: TraceFacts, thresholds: Thresholds, diagnostics: list[t
     if facts.span_ns < thresholds.too_short_span_ns or (
         facts.operations < thresholds.too_short_ops and facts.operation_ns < thresholds.too_short_op_ns
     ):
+        captured = (
+            f" {facts.captured} launches were captured into a graph, which does not run them." if facts.captured else ""
+        )
         return _unusable(
             "too-short",
-            f"The trace is too short to judge: {facts.operations} GPU operations that take {_ms(facts.operation_ns)} "
-            f"within {_ms(facts.span_ns)}.",
+            f"The trace is too short to judge: {facts.operations} GPU operation{'s' * (facts.operations != 1)}, "
+            f"{in_words(facts.operation_ns)} in all, within {in_words(facts.span_ns)}.{captured}",
             "record some seconds of steady work (a hundred steps or more).",
         )
     silent = facts.silent_graph_launches
@@ -242,11 +251,14 @@ def communication_verdict(m: Measures, share: float, thresholds: Thresholds) -> 
     """Communication-bound, with its cause: late arrival, volume, or unknown. ``share``: exposed communication, of D."""
     spread, rate = m.value("comm_spread_ratio"), m.value("comm_bytes_per_s")
     peak = m.value("nvlink_peak_bytes_per_s") or m.value("link_peak_bytes_per_s")
-    cause, why = "unknown", "message sizes and arrival times do not explain it"
+    cause, why = "unknown", "how much moves is not known, and nobody arrives late"
     if spread is not None and spread >= thresholds.straggler_share:
         cause, why = "straggler", f"{_pct(float(spread))} of it waits for the last device to arrive"
     elif rate is not None and peak and rate >= thresholds.volume_bandwidth_share * peak:
         cause, why = "volume", f"messages move at {rate / 1e9:.1f} GB/s, over half of what the link gives"
+    elif spread is None:
+        moved = "" if rate is None else f"messages move at {rate / 1e9:.1f} GB/s, which no link explains; "
+        why = f"{moved}whether a rank is late only the traces of all ranks together can tell"
     elif rate is not None:
         why = f"messages move at {rate / 1e9:.1f} GB/s, which no link explains"
     return Verdict(
@@ -255,7 +267,7 @@ def communication_verdict(m: Measures, share: float, thresholds: Thresholds) -> 
         None,
         "C",
         SURE if cause != "unknown" else FAIR,
-        f"Communication limits this device: for {_pct(share)} of the time a collective runs and nothing hides it; {why}.",
+        f"Communication limits this device: for {_pct(share)} of {_the_time(m)} a collective runs and nothing hides it; {why}.",
     )
 
 
@@ -283,7 +295,7 @@ def _pcie(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
         None,
         "C",
         SURE,
-        f"Copies between host and device limit this run: for {_pct(share)} of the time one runs and no kernel does; {why}.",
+        f"Copies between host and device limit this run: for {_pct(share)} of {_the_time(m)} one runs and no kernel does; {why}.",
     )
 
 
@@ -311,7 +323,7 @@ def _bubble(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
     known = cause not in ("dependency", "unknown")
     who = "waits for the host" if known else "is idle"
     during = f"while the launching thread is {_CAUSE_WORDS[cause]}" if known else _CAUSE_WORDS[cause]
-    sentence = f"The GPU {who} for {_pct(share)} of the time, mostly {during}"
+    sentence = f"The GPU {who} for {_pct(share)} of {_the_time(m)}, mostly {during}"
     confidence = SURE if known else LOW
     second = ordered[1]
     if causes[cause] - causes[second] < thresholds.close_call * demand:
@@ -334,19 +346,22 @@ def _busy(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
     """The GPU is busy: held-down clocks come first, then what its counters (rank A) say; else the limiter is unknown."""
     m = analysis.measures
     busy = _value(m, "busy_ratio")
+    if analysis.unexplained_excluded:
+        busy = _value(m, "busy_ns") / max(_value(m, "demand_ns"), 1)
     confidence, doubts = _confidence(analysis)
     caution = " Caution: " + "; ".join(doubts) + "." if doubts else ""
     verdict = _throttled(m, thresholds) or _limiter(m, busy, thresholds) or counted_limiter(m, thresholds)
     if verdict is None:
         which = "no sample lies in compute time" if analysis.counters is not None else None
-        missing = f"{_counted_in_words(m, thresholds)}{collecting.COUNTERS}."
+        the_time = _the_time(m) if analysis.unexplained_excluded else "the time"
+        missing = f"{_counted_in_words(m, thresholds)}{collecting.counters(is_amd(analysis.copies.prepared.trace))}."
         return Verdict(
             "gpu-busy",
             None,
             None,
             "C",
             round(confidence, 2),
-            f"The GPU is busy {_pct(busy)} of the time; what limits its kernels cannot be told from this trace.{caution}",
+            f"The GPU is busy {_pct(busy)} of {the_time}; what limits its kernels cannot be told from this trace.{caution}",
             why_not=f"GPU metrics are there but {which}: record longer." if which else missing,
         )
     verdict.confidence = round(min(verdict.confidence, confidence), 2)
@@ -521,9 +536,16 @@ def _value(m: Measures, name: str) -> float:
     return float(m.value(name) or 0)
 
 
+def _the_time(m: Measures) -> str:
+    """What shares of D are shares of: all the time of the window, or what is left of it and why."""
+    window = _value(m, "window_ns")
+    left_out = window - _value(m, "demand_ns")
+    if left_out <= _NEARLY_ALL * window:
+        return "the time"
+    nothing_to_do = (_value(m, "no_demand_ratio") + _value(m, "profiler_ratio")) * window
+    unexplained = left_out - nothing_to_do > _NEARLY_ALL * window
+    return "the time that the trace explains" if unexplained else "the time with demand"
+
+
 def _pct(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def _ms(ns: int) -> str:
-    return f"{ns / 1e6:.3g} ms"

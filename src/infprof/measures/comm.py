@@ -17,6 +17,9 @@ from infprof.trace import BoolArray, IntArray
 MATCHED_SHARE = 0.9
 
 
+_NEEDS_RANKS = "traces of all ranks with common collectives"
+
+
 def add_comm(measures: Measures, prepared: Prepared, time: DeviceTime, rows: BoolArray) -> None:
     """Communication measures of one device. Spread = how long its collectives waited for the last device to arrive."""
     ops = prepared.operations
@@ -26,7 +29,7 @@ def add_comm(measures: Measures, prepared: Prepared, time: DeviceTime, rows: Boo
     measures.add("comm_count", int(mine.sum()), "count")
     measures.add("comm_total_ns", total, "ns")
     measures.add("comm_hidden_ratio", hidden / total if total else None, "ratio")
-    sized = [row for row in nccl_table(prepared, time.scope) if row.bytes is not None]
+    sized = [row for row in nccl_table(prepared, time.scope, None, time.device) if row.bytes is not None]
     moved = sum((row.bytes or 0) * row.count for row in sized)
     spent = sum(row.total_ns for row in sized)
     source = "collectives of kernels" if prepared.trace.collectives is not None else "NCCL ranges"
@@ -37,8 +40,9 @@ def add_comm(measures: Measures, prepared: Prepared, time: DeviceTime, rows: Boo
     peak = peaks.nvlink_bytes_per_s if peaks is not None else None
     measures.add("nvlink_peak_bytes_per_s", peak, "bytes_per_s", "D", "device table")
     waited = arrival_wait(prepared, time, mine)
-    measures.add("comm_spread_ns", waited, "ns")
-    measures.add("comm_spread_ratio", waited / total if waited is not None and total else None, "ratio")
+    ratio = waited / total if waited is not None and total else None
+    measures.add("comm_spread_ns", waited, "ns", source="timeline" if waited is not None else _NEEDS_RANKS)
+    measures.add("comm_spread_ratio", ratio, "ratio", source="timeline" if ratio is not None else _NEEDS_RANKS)
 
 
 def arrival_wait(prepared: Prepared, time: DeviceTime, mine: BoolArray) -> int | None:

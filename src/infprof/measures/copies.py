@@ -93,30 +93,42 @@ def copy_rows(copies: DeviceCopies, memset_rows: BoolArray) -> list[CopyRow]:
         mine = copies.kind == kind
         if not mine.any():
             continue
-        total = int((copies.end - copies.start)[mine].sum())
-        moved = int(copies.bytes[mine].sum())
+        length, sizes = (copies.end - copies.start)[mine], copies.bytes[mine]
         exposed = copies.time.exposed_copy.get(name if name in copies.time.exposed_copy else "")
         directed = kind in (t.H2D, t.D2H)
         out.append(
             CopyRow(
                 kind=name,
                 count=int(mine.sum()),
-                bytes=moved,
-                total_ns=total,
-                pageable_bytes=int(copies.bytes[mine & pageable].sum()) if known and directed else None,
+                bytes=_moved(sizes),
+                total_ns=int(length.sum()),
+                pageable_bytes=_moved(copies.bytes[mine & pageable]) if known and directed else None,
                 exposed_ns=exposed.total() if exposed is not None else 0,
-                bytes_per_s=moved * 1e9 / total if total else None,
+                bytes_per_s=_rate(sizes, length),
                 size_classes=_size_classes(copies, mine),
             )
         )
     if memset_rows.any():
         ops, table = copies.prepared.operations, copies.prepared.trace.memsets
-        total = int((ops.end - ops.start)[memset_rows].sum())
-        moved = int(table["bytes"][ops.row[memset_rows]].sum()) if table is not None else 0
+        length = (ops.end - ops.start)[memset_rows]
+        sizes = table["bytes"][ops.row[memset_rows]] if table is not None else np.full(len(length), -1)
         exposed_ns = copies.time.exposed_copy["memset"].total()
-        rate = moved * 1e9 / total if total else None
-        out.append(CopyRow("memset", int(memset_rows.sum()), moved, total, None, exposed_ns, rate))
+        rate = _rate(sizes, length)
+        out.append(CopyRow("memset", len(length), _moved(sizes), int(length.sum()), None, exposed_ns, rate))
     return out
+
+
+def _moved(sizes: IntArray) -> int | None:
+    """The bytes of all together, of those whose size is known (-1 is not); None where there are some and none is."""
+    known = sizes >= 0
+    return int(sizes[known].sum()) if known.any() or not len(sizes) else None
+
+
+def _rate(sizes: IntArray, length: IntArray) -> float | None:
+    """Bytes per second over the time of those whose size is known."""
+    known = sizes >= 0
+    total = int(length[known].sum())
+    return int(sizes[known].sum()) * 1e9 / total if total else None
 
 
 def _size_classes(copies: DeviceCopies, mine: BoolArray) -> list[dict[str, int | str]]:
@@ -141,18 +153,20 @@ def add_copies(measures: Measures, copies: DeviceCopies, demand_ns: int, small_c
     host, pageable = copies.host(), copies.pageable()
     for name, kind in (("h2d", t.H2D), ("d2h", t.D2H)):
         mine = copies.kind == kind
-        total, moved = int(length[mine].sum()), int(copies.bytes[mine].sum())
         measures.add(f"{name}_count", int(mine.sum()), "count")
-        measures.add(f"{name}_bytes", moved, "bytes")
-        measures.add(f"{name}_bytes_per_s", moved * 1e9 / total if total else None, "bytes_per_s", "B", "copy sizes")
-    measures.add("d2d_bytes", int(copies.bytes[copies.kind == t.D2D].sum()), "bytes")
-    host_bytes = int(copies.bytes[host].sum())
+        measures.add(f"{name}_bytes", _moved(copies.bytes[mine]), "bytes")
+        rate = _rate(copies.bytes[mine], length[mine])
+        measures.add(f"{name}_bytes_per_s", rate, "bytes_per_s", "B", "copy sizes")
+    measures.add("d2d_bytes", _moved(copies.bytes[copies.kind == t.D2D]), "bytes")
+    sized = host & (copies.bytes >= 0)
+    host_bytes = _moved(copies.bytes[host])
     if copies.memory_known():
         exposed_pageable = copies.exposed_ns(pageable)
-        moved = int(copies.bytes[pageable].sum())
+        moved = _moved(copies.bytes[pageable])
         measures.add("pageable_bytes", moved, "bytes")
         measures.add("pageable_count", int(pageable.sum()), "count")
-        measures.add("pageable_ratio", moved / host_bytes if host_bytes else 0.0, "ratio")
+        share = None if moved is None or host_bytes is None else moved / host_bytes if host_bytes else 0.0
+        measures.add("pageable_ratio", share, "ratio")
     else:
         exposed_pageable = 0
         for name, unit in (("pageable_bytes", "bytes"), ("pageable_count", "count"), ("pageable_ratio", "ratio")):
@@ -163,12 +177,13 @@ def add_copies(measures: Measures, copies: DeviceCopies, demand_ns: int, small_c
     measures.add("exposed_pageable_copy_ratio", _ratio(exposed_pageable, demand_ns) if known else None, "ratio")
     measures.add("exposed_other_copy_ns", exposed_host - exposed_pageable, "ns")
     measures.add("exposed_other_copy_ratio", _ratio(exposed_host - exposed_pageable, demand_ns), "ratio")
-    measures.add("host_copy_p50_bytes", int(median(copies.bytes[host])) if host.any() else None, "bytes")
-    measures.add("host_copy_exposed_p50_bytes", _weighted_median(copies.bytes, copies.exposed_each()), "bytes")
-    small = host & (copies.bytes < small_copy_bytes)
+    measures.add("host_copy_p50_bytes", int(median(copies.bytes[sized])) if sized.any() else None, "bytes")
+    exposed_each = np.where(sized, copies.exposed_each(), 0)
+    measures.add("host_copy_exposed_p50_bytes", _weighted_median(copies.bytes, exposed_each), "bytes")
+    small = sized & (copies.bytes < small_copy_bytes)
     measures.add("small_copy_count", int(small.sum()), "count")
     measures.add("small_copy_exposed_ns", copies.exposed_ns(small), "ns")
-    tiny = (copies.kind == t.D2H) & (copies.bytes <= TINY_BYTES)
+    tiny = sized & (copies.kind == t.D2H) & (copies.bytes <= TINY_BYTES)
     measures.add("tiny_d2h_count", int(tiny.sum()), "count")
     trips = copies.round_trips()
     trip_ns = copies.exposed_ns(trips)

@@ -26,6 +26,8 @@ from infprof.results import COPY_CAUSES, IDLE_CAUSES, Measures
 from infprof.trace import BoolArray, IntArray, is_constant
 
 LONG_GAP_NS = 10_000_000
+# Between two launches of one step the host needs less than this; between steps there may be more to do.
+SHORT_GAP_NS = 1_000_000
 
 # A host thread is not using the CPU for the program while it is in one of these.
 _BLOCKED = (host.SYNC, host.LOCK, host.IO, host.POLL, host.TERMINAL, host.PROFILER_TIME)
@@ -163,11 +165,26 @@ def _add_loop(measures: Measures, prepared: Prepared, model: IdleModel, time: De
         unproven = sum(int(gaps.causes[CAUSE[cause]][long].sum()) for cause in ("host-work", "sync"))
     measures.add("unproven_host_work_ns", unproven, "ns")
     measures.add("unproven_host_work_ratio", min(unproven / loop, 1.0) if loop else None, "ratio")
+    _add_host_gaps(measures, prepared, time, host_is_longer)
     loss = 0 if host_is_longer else sync
     measures.add("idle_host_loop_ns", loop, "ns")
     measures.add("idle_host_loop_ratio", loop / demand if demand > 0 else None, "ratio")
     measures.add("idle_sync_loss_ns", loss, "ns")
     measures.add("idle_sync_loss_ratio", loss / demand if demand > 0 else None, "ratio")
+
+
+def _add_host_gaps(measures: Measures, prepared: Prepared, time: DeviceTime, with_sync: bool) -> None:
+    """Whether the host's part lies between single launches (eager code) or between batches of them (steps)."""
+    gaps, ops = time.gaps, prepared.operations
+    part = gaps.causes[CAUSE["host-work"]] + (gaps.causes[CAUSE["sync"]] if with_sync else 0)
+    here = part > 0
+    low, high = int(time.scope.starts[0]), int(time.scope.ends[-1])
+    mine = (ops.device == time.device) & (ops.launch >= 0) & (ops.end > low) & (ops.start < high)
+    per_gap = len(distinct_values(ops.launch[mine])) / int(here.sum()) if here.any() and mine.any() else None
+    total = int(part.sum())
+    short = int(part[gaps.lengths < SHORT_GAP_NS].sum())
+    measures.add("host_gap_short_ratio", short / total if total else None, "ratio")
+    measures.add("launches_per_host_gap", per_gap, "count")
 
 
 def launching_thread(prepared: Prepared, time: DeviceTime) -> int | None:

@@ -78,6 +78,15 @@ def launches_without_records(prepared: Prepared) -> tuple[int, int]:
     return len(missing), len(missing) + int(have.sum())
 
 
+def captured_launches(prepared: Prepared) -> int:
+    """Kernel launch calls that went into a graph under capture: recorded there, not run."""
+    table = prepared.trace.api_calls
+    if table is None or not len(table):
+        return 0
+    rows = np.flatnonzero(calls.kernel_launchers(prepared.trace.strings)[table["name"]])
+    return int(_captured(prepared, rows).sum())
+
+
 def _captured(prepared: Prepared, rows: IntArray) -> BoolArray:
     """Which calls lie between the begin and the end of a stream capture of their process."""
     table, strings = prepared.trace.api_calls, prepared.trace.strings

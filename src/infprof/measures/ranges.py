@@ -25,10 +25,10 @@ class Projection(NamedTuple):
     kernels: IntArray
 
 
-def project(prepared: Prepared, rows: IntArray | None = None) -> Projection:
+def project(prepared: Prepared, rows: IntArray | None = None, device: int | None = None) -> Projection:
     """Project ranges to the GPU: from the first start to the last end of what their thread launched inside them.
 
-    ``rows`` chooses among the rows of their table, None = all.
+    ``rows`` chooses among the rows of their table, ``device`` among the operations; None = all.
 
     An operation belongs to a range when its launch call begins inside it: queue delays, which move the operation out of
     the range's own time, do not matter.
@@ -41,7 +41,7 @@ def project(prepared: Prepared, rows: IntArray | None = None) -> Projection:
     ops = prepared.operations
     if table is None or calls is None or not count:
         return Projection(first, last, total, kernels)
-    launched = np.flatnonzero(ops.launch >= 0)
+    launched = np.flatnonzero(ops.launch >= 0 if device is None else (ops.launch >= 0) & (ops.device == device))
     thread_of = _at(calls["thread"], ops.launch[launched])
     starts, ends, range_thread = (
         table[column] if rows is None else table[column][rows] for column in ("start", "end", "thread")
@@ -136,8 +136,10 @@ def range_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[R
     ]
 
 
-def nccl_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[NcclRow]:
-    """Collectives by name and message size, with bytes over the time of their kernels.
+def nccl_table(
+    prepared: Prepared, scope: Intervals, limit: int | None = 50, device: int | None = None
+) -> list[NcclRow]:
+    """Collectives by name and message size, with bytes over the time of their kernels; of one device, or of all.
 
     From NCCL's ranges, else from what the kernels themselves say; without either communication kernels by their name,
     without sizes.
@@ -148,7 +150,7 @@ def nccl_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[Nc
     low, high = int(scope.starts[0]), int(scope.ends[-1])
     if table is not None and len(table) and (table["message_bytes"] >= 0).any():
         chosen = np.flatnonzero(table["message_bytes"] >= 0)
-        projected = project(prepared, chosen)
+        projected = project(prepared, chosen, device)
         keep = (projected.kernels > 0) & (projected.gpu_start >= low) & (projected.gpu_start < high)
         for row, total in zip(chosen[keep].tolist(), projected.gpu_sum_ns[keep].tolist(), strict=True):
             entry = rows.setdefault((strings[table["text"][row]], int(table["message_bytes"][row])), [0, 0])
@@ -160,11 +162,12 @@ def nccl_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[Nc
         ]
         return sorted(out, key=lambda r: (-r.total_ns, r.name, r.bytes or 0))[:limit]
     if prepared.trace.collectives is not None and len(prepared.trace.collectives):
-        return _stated_collectives(prepared.trace.collectives, strings, low, high)[:limit]
+        return _stated_collectives(prepared.trace.collectives, strings, low, high, device)[:limit]
     ops, kernels = prepared.operations, prepared.trace.kernels
     if kernels is None:
         return []
     mine = (ops.kind == op.KERNEL) & ops.is_comm & (ops.start < high) & (ops.end > low)
+    mine = mine if device is None else mine & (ops.device == device)
     names = kernels["name"][ops.row[mine]]
     length = (ops.end - ops.start)[mine]
     unnamed = [
@@ -174,9 +177,10 @@ def nccl_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[Nc
     return sorted(unnamed, key=lambda r: (-r.total_ns, r.name))[:limit]
 
 
-def _stated_collectives(table: Table, strings: list[str], low: int, high: int) -> list[NcclRow]:
+def _stated_collectives(table: Table, strings: list[str], low: int, high: int, device: int | None) -> list[NcclRow]:
     """Collectives that begin between ``low`` and ``high``, whose kernels say what they move."""
     inside = (table["start"] >= low) & (table["start"] < high)
+    inside = inside if device is None else inside & (table["device"] == device)
     named = np.column_stack([table["name"][inside], table["bytes"][inside]])
     kinds, which = np.unique(named, axis=0, return_inverse=True)
     spent = np.zeros(len(kinds), dtype=np.int64)

@@ -14,6 +14,7 @@ import numpy as np
 
 from infprof.distinct import distinct_values
 from infprof.errors import UsageError
+from infprof.measures import calls
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
 from infprof.measures.idle import CAUSE, IdleModel
@@ -177,8 +178,15 @@ def _is_queued_and_blocked(prepared: Prepared, model: IdleModel, start: int, end
         return False
     from infprof.measures import host
 
-    spent = model.timelines.spent(int(table["thread"][launch]), np.array([start]), np.array([end]))
-    return int(spent[host.SYNC][0] + spent[host.LOCK][0]) >= CUT_BLOCKED_SHARE * (end - start)
+    thread, enough = int(table["thread"][launch]), CUT_BLOCKED_SHARE * (end - start)
+    spent = model.timelines.spent(thread, np.array([start]), np.array([end]))
+    if int(spent[host.SYNC][0] + spent[host.LOCK][0]) >= enough:
+        return True
+    # A copy behind the queued work: its call does not return before either.
+    is_copy = (prepared.api_kinds == calls.COPY).take(table["name"])
+    copies = np.flatnonzero(is_copy & (table["thread"] == thread))
+    inside = np.minimum(table["end"][copies], end) - np.maximum(table["start"][copies], start)
+    return bool((inside >= enough).any())
 
 
 def named_scope(prepared: Prepared, spec: str, steady: SteadyPart) -> Scope:

@@ -47,6 +47,7 @@ class Arrivals:
 def arrivals(participants: Sequence[Participant], clocks: Sequence[Clock]) -> Arrivals:
     """The arrivals of all participants whose clocks are aligned. Ids are those of ``Clock.ids``."""
     parts = [_of_participant(i, p, c) for i, (p, c) in enumerate(zip(participants, clocks, strict=True))]
+    parts = parts or [(np.empty(0, dtype=np.int64),) * 6]
     ids, who, row, start, end, inside = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     order = np.lexsort((who, start, ids))
     ids, who, row, start, end, inside = (column[order] for column in (ids, who, row, start, end, inside))

@@ -274,7 +274,8 @@ def _of_others(files: Sequence[RankFile], focus: RankFile, late: Stragglers) -> 
     """Whose figures these are, how the others differ, and who is late: behind the verdict's own sentence."""
     if len(files) == 1:
         return ""
-    text = f" This is {focus.label} of {len(files)}"
+    which = f"{focus.label} of" if focus.rank is not None else f"{focus.label}, one of"
+    text = f" This is {which} {len(files)}"
     by_class: dict[tuple[str, str | None], list[str]] = {}
     for one in files:
         assert one.result.diagnosis is not None

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from infprof.results import Diagnosis, Finding, KernelRow, Measures, Verdict, Where
 from infprof.rules import RuleSet, evaluate
+from infprof.stack import fit_remedies
 from infprof.verdict import SURE, communication_verdict
 
 SOURCE = "arrival of all ranks, clocks aligned"
@@ -37,6 +38,7 @@ def add_waits(diagnosis: Diagnosis, device: int, waited_ns: int, rules: RuleSet,
         _state_cause(result.verdict, before, after, rules)
         if result.verdict is diagnosis.verdict or len(diagnosis.devices) == 1:
             _judge(diagnosis, after, rules, scenario)
+    fit_remedies(diagnosis)
 
 
 def _state_cause(verdict: Verdict, before: Measures, after: Measures, rules: RuleSet) -> None:

@@ -51,9 +51,9 @@ def _label(files: list[RankFile], problems: list[Problem]) -> None:
     held = Counter(one.rank for one in files)
     by_node = Counter((one.node, one.rank) for one in files)
     seen: set[int] = set()
-    for number, one in enumerate(files):
+    for one in files:
         if one.rank is None:
-            one.label = f"file {number}"
+            one.label = one.file
         elif held[one.rank] == 1:
             one.label = f"rank {one.rank}"
         elif one.node is not None and by_node[one.node, one.rank] == 1 and one.result.rank is None:

@@ -17,6 +17,7 @@ from infprof.results import (
     Evidence,
     Gain,
     NotEvaluated,
+    Problem,
     Remedy,
     Slice,
     Where,
@@ -27,6 +28,8 @@ from infprof.results import (
 NOT_KNOWN = "not known"
 # A share that shows as 0.0 %.
 SMALL_SLICE = 0.0005
+# From here on a ratio is easier to read as a factor than as per cent.
+_TIMES_FROM = 1.5
 WINDOW_HINT = "Another window: `--window full`, `--window A:B` (1.5s:4s), or `--range NAME`."
 
 _TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
@@ -125,6 +128,20 @@ def class_rows(diagnosis: Diagnosis) -> list[WorkRow]:
     return [row for row in diagnosis.work_table if row.operator is None]
 
 
+def phase_lines(diagnosis: Diagnosis) -> list[str]:
+    """What counted work says of each phase, a line for one: MFU, MBU and how much of its kernel time was counted."""
+    phases: dict[str, dict[str, float | int | None]] = {}
+    for measure in diagnosis.measures:
+        if measure.scope.kind == "phase" and measure.scope.id is not None:
+            phases.setdefault(measure.scope.id, {})[measure.name] = measure.value
+    return [
+        f"{clean(phase)}: MFU {percent(values.get('mfu_ratio'))}, MBU {percent(values.get('mbu_ratio'))} by the "
+        f"{percent(values.get('work_covered_ratio'))} of its kernel time that could be counted"
+        for phase, values in phases.items()
+        if values.get("mfu_ratio") is not None or values.get("mbu_ratio") is not None
+    ]
+
+
 def percent(ratio: float | None) -> str:
     """A ratio (0–1) as per cent with one decimal; a share that only rounds to nothing is "<0.1 %"."""
     if ratio is None:
@@ -155,7 +172,7 @@ def value_with_unit(value: float | int | str | None, unit: str) -> str:
     if unit == "ns":
         return duration(value)
     if unit == "ratio":
-        return percent(value)
+        return percent(value) if value < _TIMES_FROM else f"{three_digits(value)} times"
     if unit == "bytes":
         return size(value)
     if unit == "bytes_per_s":
@@ -218,7 +235,9 @@ def window_text(window: Window) -> str:
 
 def where_place(where: Where, name_width: int = 40) -> str:
     """What is found at a place: the name, the device and the stream, as far as they are known."""
-    parts = [shorten(short_kernel_name(where.name), name_width)] if where.name else []
+    moved = _COPY_NAME.fullmatch(where.name or "")
+    name = size(int(moved[1])) if moved else short_kernel_name(where.name or "")
+    parts = [shorten(name, name_width)] if name else []
     if where.device is not None:
         parts.append(f"GPU {where.device}")
     if where.stream is not None:
@@ -231,8 +250,12 @@ def device_label(device: DeviceResult) -> str:
     return f"GPU {device.id} ({clean(device.name)})" if device.name else f"GPU {device.id}"
 
 
+# Places of copies are named by their size.
+_COPY_NAME = re.compile(r"(\d+) bytes")
 # How a C++ name starts, and how a short form of one looks. Ranges and calls may be called anything.
 _CPP_NAME = re.compile(r"(?:<unnamed>|[A-Za-z_(])")
+# AMD's matrix products are told apart by their tile, which stands in the middle of some hundred characters.
+_TENSILE = re.compile(r"(Cijk_[A-Za-z]+_[A-Za-z]+_[A-Z0-9]+)_.*?(MT\d+x\d+x\d+)")
 _SHORT_NAME = re.compile(r"[A-Za-z_][\w:~]*(?:<[\w:~]+>)?")
 
 
@@ -242,6 +265,9 @@ def short_kernel_name(name: str) -> str:
     from infprof.measures.kernel_class import short_name
 
     name = clean(name)
+    tensile = _TENSILE.match(name)
+    if tensile is not None:
+        return f"{tensile[1]}_{tensile[2]}"
     if not _CPP_NAME.match(name):
         return name
     short = short_name(name, width=max(len(name), 1))
@@ -317,12 +343,30 @@ def rules_by_need(items: Iterable[NotEvaluated]) -> dict[str, list[str]]:
     return groups
 
 
+def problem_text(problem: Problem) -> str:
+    """The message, and how often it was met where the message does not say so itself."""
+    numbers = re.findall(r"\d+", problem.message.replace(",", ""))
+    said = problem.count in (None, 1) or str(problem.count) in numbers
+    return problem.message if said else f"{problem.message} ({count(problem.count)})"
+
+
+def no_findings(diagnosis: Diagnosis) -> str:
+    """Why there is no finding."""
+    if diagnosis.verdict.cls == "unusable":
+        return "None: the trace does not allow any."
+    if any(problem.code == "too-short" for problem in diagnosis.problems):
+        return "Withheld: so short a capture allows none."
+    return "None: no rule found time to win back."
+
+
 def cost_text(cost: Cost, window_ns: int) -> str:
     """What a finding costs: time with its share of the window, or bytes."""
     if cost.value is None:
         return "cost not known"
     if cost.unit != "ns":
         return value_with_unit(cost.value, cost.unit)
+    if cost.value == 0:
+        return "its time counts above"
     return f"{duration(cost.value)}, {share(cost.value, window_ns)} of window"
 
 
@@ -331,6 +375,8 @@ def gain_text(gain: Gain) -> str:
     low, high = gain.low or None, gain.high
     if low is None and high is None:
         return NOT_KNOWN
+    if high == 0:
+        return "none by itself"
     if high is None:
         return f"at least {percent(low)} of the window"
     if low is None:

@@ -123,6 +123,7 @@ def render(diagnosis: Diagnosis, options: HtmlOptions | None = None) -> str:
         loader=jinja2.FunctionLoader(_resource), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(clean=fmt.clean, prose=_prose, duration=fmt.duration, count=fmt.count)
+    environment.filters.update(no_findings=fmt.no_findings, problem_text=fmt.problem_text)
     script = _resource("html.js")
     plotly, plotly_hash = _plotly() if charts else ("", "")
     page = environment.get_template("html.j2").render(
@@ -462,6 +463,7 @@ def _work_table(diagnosis: Diagnosis) -> Table:
         for w in diagnosis.work_table[:_TABLE_ROWS]
     ]
     note = "Counted from the shapes of operators; bytes are each operand once. Share is of the kernel time."
+    note = " ".join([note, *(f"{line[0].upper()}{line[1:]}." for line in fmt.phase_lines(diagnosis))])
     return Table("work", "Counted work", columns, rows, note)
 
 

@@ -99,6 +99,7 @@ STACKS: dict[str, str] = {
     "tensorrt-llm": "TensorRT-LLM",
     "pytorch": "PyTorch",
     "cuda": "CUDA",
+    "rocm": "ROCm",
 }
 
 RANKS: dict[str, str] = {

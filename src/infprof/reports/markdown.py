@@ -225,8 +225,7 @@ def _problems(diagnosis: Diagnosis, options: MarkdownOptions) -> list[str]:
         return []
     lines = []
     for problem in diagnosis.problems[: options.problems]:
-        times = f" ({fmt.count(problem.count)})" if problem.count is not None else ""
-        lines.append(f"- {code(problem.code)} {prose(problem.message)}{times}")
+        lines.append(f"- {code(problem.code)} {prose(fmt.problem_text(problem))}")
     left = len(diagnosis.problems) - options.problems
     if left > 0:
         lines.append(f"- {left} more in the JSON report")
@@ -278,7 +277,8 @@ def _work(diagnosis: Diagnosis) -> list[str]:
     if not any(row.calls for row in fmt.class_rows(diagnosis)):
         return []
     head = ("class", "GPU", "precision", "share", "FLOP rate", "byte rate", "of the nearer roof")
-    return ["### Counted work", _table(head, rows)]
+    phases = "\n".join(f"- {escape(line)}" for line in fmt.phase_lines(diagnosis))
+    return ["### Counted work", _table(head, rows), *([phases] if phases else [])]
 
 
 def _copies(diagnosis: Diagnosis) -> list[str]:

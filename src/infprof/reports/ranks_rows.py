@@ -47,7 +47,7 @@ def _rank(row: RankRow) -> list[Value]:
     last = f"{row.last_count}/{row.compared_collectives}" if row.last_count is not None else NOT_COMPARED
     return [
         Value(fmt.clean(row.label)),
-        Value(fmt.percent(row.busy_ratio), row.busy_ratio),
+        Value(NOT_COMPARED if row.busy_ratio is None else fmt.percent(row.busy_ratio), row.busy_ratio),
         time(row.exposed_comm_ns),
         time(row.waited_ns),
         time(row.lateness_p50_ns),

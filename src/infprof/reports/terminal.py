@@ -6,6 +6,7 @@ The same lines serve a terminal (colours) and a pipe (plain text): colour carrie
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from infprof.reports import format as fmt
 from infprof.reports import labels, ranks_rows
 from infprof.reports.telemetry_lines import telemetry_lines
+from infprof.stack import stack_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,9 +29,12 @@ _SEVERITY_STYLES = {"critical": "bold red", "warning": "bold yellow", "info": "b
 _MAX_WIDTH = 110
 _MIN_WIDTH = 60
 _LABEL = 10
+# Findings of no more confidence say why; the reason is their last note.
+_DOUBTFUL = 0.5
 # Of many devices the ones that lose most are listed: the first finding must still fit on the first screen.
 _DEVICE_LINES = 6
 _RANK_LINES = 8
+_SHORT_NAME = 12
 
 # A column of a table: alignment, and width or None for what is left.
 _Columns = tuple[tuple[Literal["left", "right"], "int | None"], ...]
@@ -201,15 +206,21 @@ def _job(console: Console, diagnosis: Diagnosis, options: TerminalOptions) -> No
         return
     _heading(console, "Ranks", ranks_rows.job_note(job))
     rows = ranks_rows.shown_ranks(job, _RANK_LINES)
-    name = min(max(len(row[0].text) for row in rows), 24)
+    longest = max(len(row[0].text) for row in rows)
+    # Names of files take the room of the last column.
+    count = 5 if longest <= _SHORT_NAME else 4
+    name = min(longest, 18)
     figures: _Columns = (("right", 6), ("right", 8), ("right", 8), ("right", 8), ("right", 7))
+    figures = figures[:count]
     left = console.width - 2 - name - sum(width or 0 for _, width in figures) - 2 * (len(figures) + 1)
     table = _grid(("left", name), *figures, ("left", left))
-    table.add_row(*(_text(label, "dim") for label in ("", "busy", "comm.", "waits", "late", "last", "class")))
+    heads = ("", "busy", "comm.", "waits", "late", "last")[: count + 1]
+    table.add_row(*(_text(label, "dim") for label in (*heads, "class")))
     for row in rows:
-        *cells, title = (value.text for value in row)
+        label, *cells, title = (value.text for value in row)
         # Where class and cause do not fit, the class alone says more than half of both.
-        table.add_row(*map(_text, cells), _text(title if len(title) <= left else title.partition(":")[0]))
+        title = title if len(title) <= left else re.split("[:,]", title)[0]
+        table.add_row(*map(_text, (fmt.shorten(label, name), *cells[:count], title)))
     _print_grid(console, table)
     if len(job.ranks) > len(rows):
         _line(console, f"{len(job.ranks) - len(rows)} more ranks are in the HTML and JSON reports.", style="dim")
@@ -222,7 +233,7 @@ def _verdict_change(console: Console, diagnosis: Diagnosis, options: TerminalOpt
     remedies = fmt.verdict_remedies(diagnosis)
     if remedies:
         _heading(console, "What to change")
-        for line in _changes(remedies, diagnosis.verdict.rule, options):
+        for line in _changes(remedies, diagnosis.verdict.rule, _stacks(diagnosis), options):
             _line(console, line)
 
 
@@ -230,13 +241,13 @@ def _findings(console: Console, diagnosis: Diagnosis, options: TerminalOptions) 
     if not diagnosis.findings:
         if diagnosis.verdict.cls != "unusable":
             _heading(console, "Findings")
-            _line(console, "None: no rule found time to win back.")
+            _line(console, fmt.no_findings(diagnosis))
         return
     _heading(console, "Findings", "most time to win back first")
     for number, finding in enumerate(diagnosis.findings, 1):
         _finding_title(console, number, finding, diagnosis.window.duration_ns)
         if number <= options.full_findings:
-            _finding_body(console, finding, options)
+            _finding_body(console, finding, _stacks(diagnosis), options)
 
 
 def _finding_title(console: Console, number: int, finding: Finding, window_ns: int) -> None:
@@ -257,18 +268,22 @@ def _finding_title(console: Console, number: int, finding: Finding, window_ns: i
         _field(console, "cost", [cost])
 
 
-def _finding_body(console: Console, finding: Finding, options: TerminalOptions) -> None:
+def _finding_body(console: Console, finding: Finding, stacks: list[str], options: TerminalOptions) -> None:
     evidence = fmt.evidence_texts(finding.evidence, 4, finding.cost)
     if evidence:
         _field(console, "evidence", [" · ".join(evidence)])
+    if finding.confidence <= _DOUBTFUL and finding.notes:
+        doubt = f"{labels.confidence_words(finding.confidence)}: {fmt.plain_prose(finding.notes[-1])}"
+        _field(console, "doubt", [f"confidence {doubt}"])
     if finding.where:
         room = console.width - _LABEL - 4
         _field(console, "where", [_place(where, room) for where in finding.where[:3]])
     if finding.remedies:
-        _field(console, "change", _changes(finding.remedies, finding.rule, options))
+        _field(console, "change", _changes(finding.remedies, finding.rule, stacks, options))
     # Where the bound comes from is for the longer reports, except that it must not look like a promise here.
     basis = fmt.clean(finding.gain.basis).partition(" Source: ")[0]
-    _field(console, "gain", [f"{fmt.gain_text(finding.gain)}{f' ({basis})' if basis else ''}"])
+    if finding.cost.value != 0:
+        _field(console, "gain", [f"{fmt.gain_text(finding.gain)}{f' ({basis})' if basis else ''}"])
     for command in finding.commands[:1]:
         _field(console, "look", [fmt.clean(command)])
 
@@ -281,8 +296,15 @@ def _place(where: Where, room: int) -> str:
     return f"{argument}  {place}" if place else argument
 
 
-def _changes(remedies: Iterable[Remedy], rule: str | None, options: TerminalOptions) -> list[str]:
-    """The first change of each stack (all with ``all_changes``, and what each costs), and where the others stand."""
+def _stacks(diagnosis: Diagnosis) -> list[str]:
+    return stack_of(diagnosis).names
+
+
+def _changes(remedies: list[Remedy], rule: str | None, stacks: list[str], options: TerminalOptions) -> list[str]:
+    """Two changes of the stack in use, the first of ``stacks``; else one of each. And where the others stand.
+
+    With ``all_changes`` all of them, and what each costs.
+    """
     lines: dict[str, list[str]] = {}
     for remedy in remedies:
         text = f"{fmt.clean(labels.STACKS.get(remedy.stack, remedy.stack))}: {fmt.plain_prose(remedy.change)}"
@@ -291,7 +313,9 @@ def _changes(remedies: Iterable[Remedy], rule: str | None, options: TerminalOpti
         lines.setdefault(remedy.stack, []).append(text)
     if options.all_changes:
         return [line for stack in lines.values() for line in stack]
-    shown = [stack[0] for stack in lines.values()]
+    own = lines.get(stacks[0], [])[:2] if stacks else []
+    near = [stack[0] for name, stack in lines.items() if name in stacks]
+    shown = own or near or [stack[0] for stack in lines.values()]
     left = sum(map(len, lines.values())) - len(shown)
     if rule and (left or any(remedy.trade_off for remedy in remedies)):
         shown.append(f"{f'{left} more, and the' if left else 'The'} trade-offs: infprof rules show {fmt.clean(rule)}")
@@ -345,8 +369,7 @@ def _problems(console: Console, diagnosis: Diagnosis, options: TerminalOptions) 
         return
     _heading(console, "Problems in the data")
     for problem in diagnosis.problems:
-        times = f" ({fmt.count(problem.count)})" if problem.count is not None else ""
-        _line(console, f"{fmt.clean(problem.code)}: {fmt.plain_prose(problem.message)}{times}")
+        _line(console, f"{fmt.clean(problem.code)}: {fmt.plain_prose(fmt.problem_text(problem))}")
 
 
 def _window(console: Console, diagnosis: Diagnosis, options: TerminalOptions) -> None:
@@ -396,6 +419,8 @@ def _work(console: Console, diagnosis: Diagnosis, options: TerminalOptions) -> N
         figures = (fmt.percent(row.share), fmt.flop_rate(row.flop_per_s), fmt.byte_rate(row.bytes_per_s))
         table.add_row(_text(name), *figures, fmt.of_roof(row))
     _print_grid(console, table)
+    for line in fmt.phase_lines(diagnosis):
+        _line(console, line)
     for row in shown:
         if not row.calls:
             _line(console, f"not counted, {fmt.percent(row.share)}: {fmt.clean(row.reason)}", style="dim")
