@@ -249,7 +249,7 @@ def run(
         str, typer.Option("--ready-timeout", metavar="TIME", help="Give up when it is not ready by then.")
     ] = "15m",
     backend: Annotated[
-        str, typer.Option("--backend", metavar="NAME", help="What records the timeline: auto, nsys or none.")
+        str, typer.Option("--backend", metavar="NAME", help="What records the timeline: auto, nsys, torch or none.")
     ] = "auto",
     probes: Annotated[
         str | None,
@@ -295,10 +295,11 @@ def run(
     Example: infprof run --duration 30s -- python server.py
     """
     from infprof.durations import parse_seconds
+    from infprof.probes.backends import BACKENDS
     from infprof.session import RunOptions, Session
 
     _check_rule_dirs(rules)
-    _choose("--backend", backend, ("auto", "nsys", "none"))
+    _choose("--backend", backend, BACKENDS)
     _choose("--graph-trace", graph_trace, ("node", "graph"))
     if html is not None and html.exists() and not force:
         raise UsageError(f"{html} exists already. Choose another name, or replace it with --force.")

@@ -22,7 +22,8 @@ from infprof import bundle as bundles
 from infprof import readiness
 from infprof.bundle import Bundle, Manifest, redact_command
 from infprof.errors import EXIT_COLLECTOR, EXIT_DONE, InfprofError, UsageError
-from infprof.probes import PROBES, Probe, ProbeContext, Unavailable, make_probe
+from infprof.probes import PROBES, Probe, ProbeContext, backends, make_probe
+from infprof.probes.backends import Backend, BackendName
 from infprof.probes.recorder import Clock, TelemetryFile
 from infprof.probes.runner import ProbeReport, ProbeRunner
 from infprof.progress import Progress
@@ -42,9 +43,6 @@ from infprof.target import (
 
 if TYPE_CHECKING:
     from infprof.load import LoadResult, LoadSpec
-    from infprof.probes.nsys import NsysBackend
-
-Backend = Literal["auto", "nsys", "none"]
 
 _TICK_S = 0.2
 _FLUSH_S = 1.0
@@ -70,7 +68,7 @@ class RunOptions:
     pid: int | None = None
     output: Path | None = None
     force: bool = False
-    backend: Backend = "auto"
+    backend: BackendName = "auto"
     probes: Sequence[str] | None = None
     warmup_s: float | None = None
     duration_s: float | None = None
@@ -151,7 +149,7 @@ class Session:
         self.interrupts = _Interrupts()
         self.manifest = Manifest(redact_command(options.command), time.time_ns())
         self._clock = Clock()
-        self._nsys: NsysBackend | None = None
+        self._recorder: Backend | None = None
         self._tee: OutputTee | None = None
         self._base_url: str | None = None
         self._load_stop = threading.Event()
@@ -177,7 +175,7 @@ class Session:
         self.bundle = Bundle.create(folder, self.manifest, self.options.force)
         try:
             self._check_space()
-            self._nsys = self._choose_backend()
+            self._recorder = self._choose_backend()
             self._file = TelemetryFile(self.bundle.telemetry, self._clock)
         except BaseException:
             # Nothing has run: an empty folder would only be in the way of the next try.
@@ -191,8 +189,8 @@ class Session:
                 self._runner = self._probe_runner(probes)
             except BaseException:
                 self._file.close()
-                if self._nsys is not None:
-                    self._nsys.close()
+                if self._recorder is not None:
+                    self._recorder.close()
                 self.bundle.undo()
                 raise
             self.bundle.keep()
@@ -241,7 +239,7 @@ class Session:
                 self._end_target()
                 self._collect_reports()
             except _Abandoned:
-                self._trace_lost = self._nsys is not None
+                self._trace_lost = self._recorder is not None
                 self.manifest.note("abandoned", "Interrupted a second time: what was not yet written is lost.")
                 self._report_limit_s = _ABANDONED_LIMIT_S
                 self._runner.stop()
@@ -253,8 +251,6 @@ class Session:
         o = self.options
         if bool(o.command) == (o.pid is not None):
             raise UsageError("run: give either a command after --, or --pid.")
-        if o.pid is not None and o.backend == "nsys":
-            raise UsageError("--pid: nsys cannot attach to a running process. Start it with `infprof run -- COMMAND`.")
         if o.pid is not None and o.ready_log is not None:
             raise UsageError("--ready-log: the output of a process that runs already cannot be read; use --ready-url.")
         if o.ready_log is not None:
@@ -271,9 +267,7 @@ class Session:
             self._base_url = o.url.rstrip("/")
         if o.capture not in ("session", "cuda-profiler-api") and not o.capture.startswith("nvtx:"):
             raise UsageError(f"--capture {o.capture}: choose session, cuda-profiler-api or nvtx:RANGE.")
-        if o.capture != "session" and (o.backend == "none" or o.pid is not None):
-            why = "--pid" if o.pid is not None else "--backend none"
-            raise UsageError(f"--capture {o.capture}: only nsys can do that, and {why} leaves it out.")
+        backends.check_options(o.backend, o.capture, o.pid, o.nsys is not None or bool(o.nsys_args))
         if o.command and not _program_exists(o.command[0], o.environ):
             raise UsageError(missing_program(o.command[0]))
         if o.load is None:
@@ -297,13 +291,12 @@ class Session:
                 EXIT_COLLECTOR,
             )
 
-    def _choose_backend(self) -> NsysBackend | None:
+    def _choose_backend(self) -> Backend | None:
         o = self.options
-        if o.backend == "none" or o.pid is not None:
-            why = "--backend none" if o.backend == "none" else "a running process can only be observed"
-            self.manifest.backend = {"name": "none", "why": why}
+        if o.pid is not None:
+            self.manifest.backend = {"name": "none", "why": "a running process can only be observed"}
             return None
-        from infprof.probes.nsys import CapturePlan, NsysBackend
+        from infprof.probes.nsys_command import CapturePlan
 
         trigger: Literal["session", "cuda-profiler-api", "nvtx"] = "session"
         if o.capture.startswith("nvtx:"):
@@ -320,17 +313,13 @@ class Session:
             sampling=o.sampling,
             extra_args=o.nsys_args,
         )
-        try:
-            backend = NsysBackend(plan, o.environ, nsys=o.nsys)
-        except Unavailable as error:
-            if o.backend == "nsys" or o.nsys is not None:
-                raise InfprofError(str(error), EXIT_COLLECTOR) from None
-            self.manifest.backend = {"name": "none", "why": str(error)}
-            self.progress.say(f"no timeline is recorded, telemetry only: {error}")
-            return None
-        version = ".".join(map(str, backend.version))
-        self.manifest.backend = {"name": "nsys", "version": version, "why": "nsys is installed"}
-        self.progress.say(f"recording with nsys {version}")
+        choice = backends.choose(o.backend, plan, o.command, o.environ, o.nsys)
+        backend = choice.backend
+        self.manifest.backend = {"name": "none" if backend is None else backend.name, "why": choice.why}
+        if backend is not None and backend.version:
+            self.manifest.backend["version"] = ".".join(map(str, backend.version))
+        if choice.said is not None:
+            self.progress.say(choice.said)
         return backend
 
     # --- the target --------------------------------------------------------------------------------------------------
@@ -340,11 +329,11 @@ class Session:
         if o.pid is not None:
             return Target.attach(o.pid)
         pipe = subprocess.PIPE if o.ready_log is not None else None
-        nsys = self._nsys
+        recorder = self._recorder
 
         def start(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-            if nsys is not None:
-                return nsys.launch(command, environ, stdout=pipe, stderr=pipe)
+            if recorder is not None:
+                return recorder.launch(command, environ, stdout=pipe, stderr=pipe)
             return subprocess.Popen(list(command), env=dict(environ), start_new_session=True, stdout=pipe, stderr=pipe)
 
         process = launch(o.command, o.environ, start)
@@ -352,10 +341,10 @@ class Session:
             self._tee = OutputTee()
             self._tee.pump(process.stdout, 1)
             self._tee.pump(process.stderr, 2)
-        if nsys is None:
+        if recorder is None:
             return Target(process.pid, process, lambda: exit_code_of(process))
-        pid = nsys.target_pid()
-        return Target(process.pid if pid is None else pid, process, nsys.target_exit_code)
+        pid = recorder.target_pid()
+        return Target(process.pid if pid is None else pid, process, recorder.target_exit_code)
 
     def _kill_now(self) -> None:
         self._load_stop.set()
@@ -387,7 +376,7 @@ class Session:
             how = f"by infprof ({took})"
             if target.alive():
                 self.manifest.note("not-ended", "The program could not be ended: it belongs to another user.")
-        self._finish_nsys()
+        self._finish_recorder()
         self.manifest.target = {"ended": how, "pid": target.root_pid, "exit_code": target.exit_code()}
         if self._tee is not None:
             self._tee.join(2.0)
@@ -491,8 +480,7 @@ class Session:
         self.progress.status(f"{name}, {spent:.0f}{of} s")
         if time.monotonic() - self._last_flush >= _FLUSH_S:
             self._flush()
-            # nsys waits for processes of its own here, and records nothing once they are taken from it.
-            if self._nsys is None:
+            if self._recorder is None or not self._recorder.waits_for_children:
                 self._reap()
         time.sleep(_TICK_S)
 
@@ -509,7 +497,7 @@ class Session:
             self._note_full_disk(str(error))
 
     def _watch_space(self) -> None:
-        note = self._nsys.watch_space() if self._nsys is not None else None
+        note = self._recorder.watch_space() if self._recorder is not None else None
         if note is not None:
             self._disk_full = True
             self._note(*note)
@@ -529,12 +517,12 @@ class Session:
 
     def _start_capture(self) -> None:
         o = self.options
-        if self._nsys is not None and o.capture == "cuda-profiler-api" and self._base_url is not None:
+        if self._recorder is not None and o.capture == "cuda-profiler-api" and self._base_url is not None:
             self._ask_engine("start_profile")
-        if self._nsys is None or not o.waits() or o.capture != "session":
+        if self._recorder is None or not o.waits() or o.capture != "session":
             return
         try:
-            self._nsys.start()
+            self._recorder.start()
         except InfprofError as error:
             self._lose_trace("capture-not-started", str(error))
 
@@ -556,13 +544,13 @@ class Session:
             )
 
     def _stop_capture(self) -> None:
-        if self._nsys is None or self._ended_by_itself:
+        if self._recorder is None or self._ended_by_itself:
             return
         if self.options.capture == "cuda-profiler-api" and self._base_url is not None:
             self._ask_engine("stop_profile")
-        self.progress.status("waiting for nsys to write the report")
+        self.progress.status(f"waiting until {self._recorder.name} has written what it recorded")
         try:
-            self._reports = self._nsys.stop(self._report_limit_s)
+            self._reports = self._recorder.stop(self._report_limit_s)
         except InfprofError as error:
             self._lose_trace("capture-not-stopped", str(error))
 
@@ -610,37 +598,39 @@ class Session:
 
     # --- after -------------------------------------------------------------------------------------------------------
 
-    def _finish_nsys(self) -> None:
-        """Wait until nsys has written its report of an ended program; only then it knows the program's exit code."""
-        if self._nsys is None:
+    def _finish_recorder(self) -> None:
+        """Wait until the report of an ended program is written; only then nsys knows the program's exit code."""
+        if self._recorder is None:
             return
-        self.progress.status("waiting for nsys to write the report")
+        self.progress.status(f"waiting until {self._recorder.name} has written what it recorded")
         try:
-            self._reports = self._nsys.finish(self._report_limit_s)
+            self._reports = self._recorder.finish(self._report_limit_s)
         except InfprofError as error:
             self._lose_trace("trace-lost", str(error))
 
     def _collect_reports(self) -> None:
-        if self._nsys is not None:
-            self._export(self._nsys, self._reports)
+        if self._recorder is not None:
+            self._export(self._recorder, self._reports)
 
     def _lose_trace(self, code: str, sentence: str, remedy: str | None = None) -> None:
         self._trace_lost = True
         self._note(code, sentence, remedy)
 
-    def _export(self, nsys: NsysBackend, reports: list[Path]) -> None:
+    def _export(self, recorder: Backend, reports: list[Path]) -> None:
         traces = []
         for report in reports:
             self.progress.status(f"exporting {report.name}")
             try:
-                traces.append(nsys.export(report))
+                traces.append(recorder.export(report))
             except InfprofError as error:
                 self._lose_trace("export-failed", str(error))
-        self.manifest.files["reports"] = [self._inside(p) for p in reports]
-        self.manifest.files["traces"] = [self._inside(p) for p in traces]
+        self.manifest.files["reports"] = [self._inside(p) for p in reports if p.exists()]
+        self.manifest.files["traces"] = [self._inside(p) for p in recorder.ranked(traces)]
+        self.manifest.backend |= recorder.details()
         if not reports and not self._trace_lost:
-            why = next((note for note in nsys.notes if note.code == "no-report"), None)
-            self._lose_trace(*(why or ("no-report", "nsys left no report: no timeline can be analysed.")))
+            # A program of Python need not be one of PyTorch: a loss is what was asked for, or could be expected.
+            guessed = self.options.backend == "auto" and recorder.name == "torch"
+            (self._note if guessed else self._lose_trace)(*recorder.why_no_trace())
 
     def _inside(self, path: Path) -> str:
         folder = self.bundle.folder.resolve()
@@ -648,11 +638,12 @@ class Session:
 
     def _clean_up(self) -> None:
         """Nothing is left running, whatever happened."""
-        nsys = self._nsys
-        if nsys is not None:
-            if not self._kept():
-                nsys.close()
-            for note in nsys.notes:
+        recorder = self._recorder
+        if recorder is not None:
+            # Where the program goes on, nsys has to stay with it.
+            if not (self._kept() and recorder.waits_for_children):
+                recorder.close()
+            for note in recorder.notes:
                 self.manifest.note(*note)
         if self.options.pid is None and not self._kept():
             rest = {p.pid: p for p in (*self.target.leftovers(), *own_leftovers(self._children_before))}

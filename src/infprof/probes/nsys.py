@@ -16,7 +16,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
@@ -43,6 +43,9 @@ class NsysBackend:
     """
 
     name = "nsys"
+    why = "nsys is installed"
+    # It records nothing once its own children are taken from it.
+    waits_for_children = True
 
     def __init__(
         self,
@@ -375,6 +378,19 @@ class NsysBackend:
             remedy = "Let the program open the range while it runs under nsys, or capture without a trigger."
             return Note("range-never-entered", f"There is no report, because {what} while nsys listened.", remedy)
         return Note("no-report", f"There is no report. {failure.sentence}", failure.remedy)
+
+    def ranked(self, traces: Sequence[Path]) -> list[Path]:
+        """The traces as they are: of several captures the last one is the warmest."""
+        return list(traces)
+
+    def details(self) -> dict[str, Any]:
+        """What the manifest says of nsys beside its name and version: nothing."""
+        return {}
+
+    def why_no_trace(self) -> Note:
+        """Why there is no report."""
+        noted = next((note for note in self.notes if note.code == "no-report"), None)
+        return noted or Note("no-report", "nsys left no report: no timeline can be analysed.", None)
 
     def export(self, report: Path, timeout_s: float = 600) -> Path:
         """The report as SQLite beside it, whole or not at all. Raises InfprofError (exit 4)."""

@@ -36,19 +36,10 @@ def read_bundle(folder: Path) -> Trace:
     traces = [path for path in bundle.traces() if path.is_file()]
     trace = None
     if traces:
-        # Of several captures the last one is the warmest.
+        # Of several captures the last one is the warmest, and of several processes that with the most work on the GPU.
         trace = read(traces[-1])
         if len(traces) > 1:
-            first, *more = [p.name for p in traces[:-1]]
-            rest = f" (and {', '.join(more)})" if more else ""
-            problems.append(
-                Problem(
-                    "several-captures",
-                    f"{len(traces)} captures were made; this is the last one. For the others name their files: "
-                    f"`infprof analyze {folder.name}/{TRACE_DIR}/{first}`{rest}.",
-                    len(traces),
-                )
-            )
+            problems.append(_other_traces(bundle, traces))
     elif telemetry is None:
         raise InfprofError(f"{folder} holds neither a trace nor telemetry: the run recorded nothing.")
     else:
@@ -61,6 +52,26 @@ def read_bundle(folder: Path) -> Trace:
         trace.telemetry_window = _window(bundle, telemetry, trace)
         trace.load = _load(bundle, trace.problems)
     return trace
+
+
+def _other_traces(bundle: Bundle, traces: list[Path]) -> Problem:
+    """What the traces are that are not diagnosed, and how to diagnose them."""
+    folder = f"{bundle.folder.name}/{TRACE_DIR}"
+    first, *more = [p.name for p in traces[:-1]]
+    rest = f" (and {', '.join(more)})" if more else ""
+    name = f"`infprof analyze {folder}/{first}`{rest}"
+    if "processes" not in bundle.manifest.backend:
+        sentence = f"{len(traces)} captures were made; this is the last one. For the others name their files: {name}."
+        return Problem("several-captures", sentence, len(traces))
+    processes: list[dict[str, Any]] = bundle.manifest.backend["processes"]
+    about = next((p for p in processes if p.get("trace") == traces[-1].name), dict[str, Any]())
+    most = "the most work on the GPU" if about.get("gpu_operations") else "the most events, as none worked on a GPU"
+    return Problem(
+        "several-processes",
+        f"{len(traces)} processes were recorded; this is {about.get('pid', traces[-1].name)}, the one with {most}. "
+        f"For the others name their files: {name}; `infprof analyze {folder}` compares all of them.",
+        len(traces),
+    )
 
 
 def _sentence(note: dict[str, str | None]) -> str:
