@@ -13,6 +13,7 @@ import typer
 
 from infprof import __version__
 from infprof.errors import EXIT_FINDINGS, EXIT_UNUSABLE, EXIT_USAGE, InfprofError, UsageError
+from infprof.workload.commands import workload_app
 
 if TYPE_CHECKING:
     from infprof.diagnosis import Detailed, Options
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 rules_app = typer.Typer(help="List, show and test the rules behind the findings.", no_args_is_help=True)
 app.add_typer(rules_app, name="rules", rich_help_panel=None)
+app.add_typer(workload_app, name="workload", rich_help_panel=None)
 
 InputsArgument = Annotated[
     list[Path],

@@ -28,6 +28,7 @@ import numpy as np
 
 from infprof.durations import UNIT_SECONDS
 from infprof.errors import EXIT_COLLECTOR, InfprofError, UsageError
+from infprof.quantiles import summary
 from infprof.rules.expression import unknown
 
 _WORDS = (
@@ -282,11 +283,11 @@ class LoadResult:
             "requests_per_s": _per_s(len(good), duration),
             "tried_requests_per_s": _per_s(len(self.answers), duration),
             "output_tokens_per_s": _per_s(sum(a.tokens for a in good), duration),
-            "ttft_ns": _statistics([a.ttft_ns for a in good]),
-            "first_answer_ns": _statistics([a.first_answer_ns - a.sent_ns for a in good if a.first_answer_ns]),
-            "e2e_latency_ns": _statistics([a.e2e_ns for a in good]),
-            "tpot_ns": _statistics([a.tpot_ns for a in good]),
-            "event_gap_ns": _statistics([gap for a in good for gap in a.gaps_ns]),
+            "ttft_ns": summary([a.ttft_ns for a in good]),
+            "first_answer_ns": summary([a.first_answer_ns - a.sent_ns for a in good if a.first_answer_ns]),
+            "e2e_latency_ns": summary([a.e2e_ns for a in good]),
+            "tpot_ns": summary([a.tpot_ns for a in good]),
+            "event_gap_ns": summary([gap for a in good for gap in a.gaps_ns]),
         }
 
     def _example(self, error: str) -> str | None:
@@ -299,22 +300,6 @@ def _per_s(count: int, duration_ns: int | None) -> float | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
-
-
-def _statistics(values: Sequence[float | None]) -> dict[str, Any]:
-    """Count, mean, p50, p95, p99 and maximum (linear percentiles); None without a value.
-
-    Of fewer than 100 values the 99th percentile is little else than the maximum, and ``p99_is_maximum`` says so.
-    """
-    known = np.array([value for value in values if value is not None], dtype=np.float64)
-    if not len(known):
-        return dict.fromkeys(("mean", "p50", "p95", "p99", "max")) | {"count": 0, "p99_is_maximum": False}
-    p50, p95, p99 = np.percentile(known, (50, 95, 99))
-    figures = {"mean": known.mean(), "p50": p50, "p95": p95, "p99": p99, "max": known.max()}
-    return {name: round(float(value)) for name, value in figures.items()} | {
-        "count": len(known),
-        "p99_is_maximum": len(known) < 100,
-    }
 
 
 def run_load(
