@@ -522,9 +522,11 @@ def test_more_lost_than_kept_is_damage(tmp_path: Path) -> None:
     assert (diagnosis.verdict.cls, diagnosis.verdict.code) == ("unusable", "damaged")
 
 
-def test_launches_into_a_graph_under_capture_are_not_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", [True, False], ids=["whole", "begun before the recording"])
+def test_launches_into_a_graph_under_capture_are_not_lost(tmp_path: Path, begun: bool) -> None:
     builder = steady(200)
-    builder.call(1001, 1, "cudaStreamBeginCapture")
+    if begun:
+        builder.call(1001, 1, "cudaStreamBeginCapture")
     for i in range(100):
         builder.call(1003 + i * 0.1, 0.05, corr=5000 + i)
     builder.call(1014, 1, "cudaStreamEndCapture")
@@ -535,10 +537,11 @@ def test_launches_into_a_graph_under_capture_are_not_lost(tmp_path: Path) -> Non
 def test_late_end_stamps_on_a_stream_are_named(data: Path) -> None:
     """R-08."""
     trace = read(data / "kineto-overrun.json")
-    from infprof.measures.fitness import doubts
+    from infprof.measures.fitness import doubts, launches_without_records
     from infprof.measures.operations import Prepared
 
-    found = [d.problem for d in doubts(Prepared(trace))]
+    prepared = Prepared(trace)
+    found = [d.problem for d in doubts(prepared, *launches_without_records(prepared))]
     assert [(p.code, p.count) for p in found] == [("stream-overrun", 3)]
     diagnosis = full(data / "kineto-overrun.json")
     device = diagnosis.devices[0]

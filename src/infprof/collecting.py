@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from infprof.trace import PYTORCH_PROFILER
+
 _COUNTERS = (
     "no hardware counters in this trace: record again with `nsys profile --gpu-metrics-devices=all` "
     "(`--gpu-metrics-device=all` before 2024.1) to tell compute-bound from bandwidth-bound"
@@ -50,4 +52,4 @@ _TORCH = Advice(
 
 def advice(tool: str) -> Advice:
     """The advice for traces of a tool, as TraceProvenance.tool names it."""
-    return _TORCH if tool == "PyTorch profiler" else _NSYS
+    return _TORCH if tool == PYTORCH_PROFILER else _NSYS

@@ -338,7 +338,7 @@ class _Analysis:
             operation_ns=int((ops.end - ops.start).sum()),
             span_ns=high - low,
             dropped=self.trace.dropped_operations,
-            lost=launches_without_records(self.prepared)[0],
+            lost=self._lost_launches[0],
             captured=captured_launches(self.prepared),
             launches=launches,
             graph_launches=graph_launches,
@@ -361,10 +361,14 @@ class _Analysis:
 
     def _weigh(self, verdicts: list[Verdict]) -> None:
         """Lower the confidence of what was concluded from a trace that is less than fit, and say why."""
-        for doubt in doubts(self.prepared):
+        for doubt in doubts(self.prepared, *self._lost_launches):
             self.problems.append(doubt.problem)
             for verdict in verdicts:
                 verdict.confidence = min(verdict.confidence, doubt.at_most)
+
+    @cached_property
+    def _lost_launches(self) -> tuple[int, int]:
+        return launches_without_records(self.prepared)
 
     def _launch_calls(self) -> tuple[int, int, int]:
         """Kernel or graph launch calls, graph launch calls, and graph launches without anything on the GPU."""
@@ -528,18 +532,10 @@ class _Analysis:
         """No GPU operation at all: no device, and a verdict that says so, or that telemetry allows."""
         launches, graph_launches, silent = self._launch_calls()
         facts = TraceFacts(
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            self.trace.dropped_operations,
-            launches,
-            graph_launches,
-            silent,
-            False,
-            0.0,
+            dropped=self.trace.dropped_operations,
+            launches=launches,
+            graph_launches=graph_launches,
+            silent_graph_launches=silent,
             accelerator_events=self.trace.accelerator_events,
             tool=self.trace.provenance.tool,
         )

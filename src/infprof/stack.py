@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from infprof.distinct import distinct_values
 from infprof.results import Diagnosis, Remedy
-from infprof.trace import Trace
+from infprof.trace import PYTORCH_PROFILER, Trace
 
 _AMD = re.compile(r"\bAMD\b|\bRadeon\b|\bInstinct\b|^gfx\d", re.IGNORECASE)
 _NVIDIA_TOOLS = re.compile(r"\bnsys\b|\bncu\b|\bnvidia-smi\b|--trace=cuda", re.IGNORECASE)
@@ -21,7 +21,6 @@ _ENGINES = (
 _ENGINE_NAMES = tuple(name for name, _ in _ENGINES)
 # Where the provenance of a diagnosis keeps the engine.
 ENGINE_KEY = "engine"
-_PYTORCH_TOOL = "PyTorch profiler"
 
 
 class Stack(NamedTuple):
@@ -54,7 +53,7 @@ def stack_of(diagnosis: Diagnosis) -> Stack:
     known = diagnosis.provenance
     amd = _are_amd([gpu.get("name") for gpu in known.gpus], known.capture)
     shapes = bool(known.capture.get("record_shapes"))
-    return Stack(amd, known.capture.get(ENGINE_KEY), known.tool == _PYTORCH_TOOL, shapes)
+    return Stack(amd, known.capture.get(ENGINE_KEY), known.tool == PYTORCH_PROFILER, shapes)
 
 
 def fit_remedies(diagnosis: Diagnosis) -> None:

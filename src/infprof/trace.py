@@ -250,6 +250,10 @@ class OperatorInputs:
     strides: tuple[tuple[Any, ...], ...] = ()
 
 
+# The tool of Kineto traces, in TraceProvenance.
+PYTORCH_PROFILER = "PyTorch profiler"
+
+
 @dataclass
 class TraceProvenance:
     tool: str

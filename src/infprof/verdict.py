@@ -37,18 +37,18 @@ _CAUSE_WORDS = {
 class TraceFacts:
     """What decides whether a trace can be judged at all; for the whole trace, whatever the window."""
 
-    operations: int
-    kernels: int
-    graphs: int
-    copies: int
-    operation_ns: int
-    span_ns: int
-    dropped: int
-    launches: int
-    graph_launches: int
-    silent_graph_launches: int
-    only_startup: bool
-    idle_ratio: float
+    operations: int = 0
+    kernels: int = 0
+    graphs: int = 0
+    copies: int = 0
+    operation_ns: int = 0
+    span_ns: int = 0
+    dropped: int = 0
+    launches: int = 0
+    graph_launches: int = 0
+    silent_graph_launches: int = 0
+    only_startup: bool = False
+    idle_ratio: float = 0.0
     # Launches in the middle of the recording that left nothing on the GPU.
     lost: int = 0
     # Launches into a graph under capture.
@@ -240,7 +240,7 @@ def _class_of_rest(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
     elif cls == "pcie-limited":
         verdict = _pcie(m, share, thresholds)
     else:
-        verdict = _bubble(m, share, thresholds)
+        verdict = _bubble(analysis, share, thresholds)
     verdict.confidence = round(min(verdict.confidence, confidence), 2)
     if doubts:
         verdict.sentence += " Caution: " + "; ".join(doubts) + "."
@@ -314,7 +314,11 @@ def bubble_causes(m: Measures) -> dict[str, int]:
     return causes
 
 
-def _bubble(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
+def _bubble(analysis: DeviceAnalysis, share: float, thresholds: Thresholds) -> Verdict:
+    m = analysis.measures
+    words = dict(_CAUSE_WORDS)
+    if analysis.trace.os_calls is None:
+        words["host-work"] = "outside CUDA"
     causes = bubble_causes(m)
     demand = max(_value(m, "demand_ns"), 1)
     ordered = sorted(causes, key=lambda c: (-causes[c], c))
@@ -322,13 +326,13 @@ def _bubble(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
     # What nothing explains is idle time, but not proven to be the host's.
     known = cause not in ("dependency", "unknown")
     who = "waits for the host" if known else "is idle"
-    during = f"while the launching thread is {_CAUSE_WORDS[cause]}" if known else _CAUSE_WORDS[cause]
+    during = f"while the launching thread is {words[cause]}" if known else words[cause]
     sentence = f"The GPU {who} for {_pct(share)} of {_the_time(m)}, mostly {during}"
     confidence = SURE if known else LOW
     second = ordered[1]
     if causes[cause] - causes[second] < thresholds.close_call * demand:
         confidence = min(confidence, 0.6)
-        sentence += f" ({_pct(causes[cause] / demand)}) or {_CAUSE_WORDS[second]} ({_pct(causes[second] / demand)})"
+        sentence += f" ({_pct(causes[cause] / demand)}) or {words[second]} ({_pct(causes[second] / demand)})"
     else:
         sentence += f" ({_pct(causes[cause] / demand)})"
     sentence += "."
@@ -339,6 +343,8 @@ def _bubble(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
             " Most of it are gaps of 10 ms and more, and whether the host worked in them or waited (for requests, for "
             "another process) was not recorded."
         )
+    elif cause == "host-work" and analysis.trace.os_calls is None:
+        sentence += " System calls were not recorded: part of it may be waits in them."
     return Verdict("scheduling-bubble", cause, None, "C", confidence, sentence)
 
 
@@ -354,7 +360,7 @@ def _busy(analysis: DeviceAnalysis, thresholds: Thresholds) -> Verdict:
     if verdict is None:
         which = "no sample lies in compute time" if analysis.counters is not None else None
         the_time = _the_time(m) if analysis.unexplained_excluded else "the time"
-        missing = f"{_counted_in_words(m, thresholds)}{collecting.counters(is_amd(analysis.copies.prepared.trace))}."
+        missing = f"{_counted_in_words(m, thresholds)}{collecting.counters(is_amd(analysis.trace))}."
         return Verdict(
             "gpu-busy",
             None,

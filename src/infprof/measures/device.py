@@ -23,7 +23,7 @@ from infprof.measures.names import MEASURES
 from infprof.measures.operations import Prepared
 from infprof.measures.slices import DeviceTime, device_time
 from infprof.results import COPY_CAUSES, IDLE_CAUSES, Measures
-from infprof.trace import BoolArray, IntArray, is_constant
+from infprof.trace import BoolArray, IntArray, Trace, is_constant
 
 LONG_GAP_NS = 10_000_000
 # Between two launches of one step the host needs less than this; between steps there may be more to do.
@@ -53,6 +53,10 @@ class DeviceAnalysis:
     counters: Counters | None
     processes: IntArray
     unexplained_excluded: bool
+
+    @property
+    def trace(self) -> Trace:
+        return self.copies.prepared.trace
 
 
 def analyze_device(
@@ -178,8 +182,7 @@ def _add_host_gaps(measures: Measures, prepared: Prepared, time: DeviceTime, wit
     gaps, ops = time.gaps, prepared.operations
     part = gaps.causes[CAUSE["host-work"]] + (gaps.causes[CAUSE["sync"]] if with_sync else 0)
     here = part > 0
-    low, high = int(time.scope.starts[0]), int(time.scope.ends[-1])
-    mine = (ops.device == time.device) & (ops.launch >= 0) & (ops.end > low) & (ops.start < high)
+    mine = _launched(ops, time)
     per_gap = len(distinct_values(ops.launch[mine])) / int(here.sum()) if here.any() and mine.any() else None
     total = int(part.sum())
     short = int(part[gaps.lengths < SHORT_GAP_NS].sum())
@@ -187,13 +190,19 @@ def _add_host_gaps(measures: Measures, prepared: Prepared, time: DeviceTime, wit
     measures.add("launches_per_host_gap", per_gap, "count")
 
 
+def _launched(ops: op.Operations, time: DeviceTime) -> BoolArray:
+    """The device's operations in the scope of which the launch is known."""
+    low, high = int(time.scope.starts[0]), int(time.scope.ends[-1])
+    mine: BoolArray = (ops.device == time.device) & (ops.launch >= 0) & (ops.end > low) & (ops.start < high)
+    return mine
+
+
 def launching_thread(prepared: Prepared, time: DeviceTime) -> int | None:
     """The thread that launches most of the device's operations in the scope."""
     ops, table = prepared.operations, prepared.trace.api_calls
     if table is None:
         return None
-    low, high = int(time.scope.starts[0]), int(time.scope.ends[-1])
-    mine = (ops.device == time.device) & (ops.launch >= 0) & (ops.end > low) & (ops.start < high)
+    mine = _launched(ops, time)
     kernels = mine & ((ops.kind == op.KERNEL) | (ops.kind == op.GRAPH))
     chosen = kernels if kernels.any() else mine
     if is_constant(table["thread"]) and chosen.any():

@@ -39,10 +39,14 @@ class Doubt(NamedTuple):
     at_most: float
 
 
-def doubts(prepared: Prepared) -> list[Doubt]:
-    """What makes the trace less than fit, by every check that finds something."""
-    checks = (_lost_records, _partial_graphs, _overruns, _clock_jumps, _empty_steps, _host_costs)
-    return [doubt for check in checks if (doubt := check(prepared)) is not None]
+def doubts(prepared: Prepared, lost: int, launches: int) -> list[Doubt]:
+    """What makes the trace less than fit, by every check that finds something.
+
+    ``lost`` and ``launches`` are those of ``launches_without_records``.
+    """
+    found = _lost_records(lost, launches)
+    checks = (_partial_graphs, _overruns, _clock_jumps, _empty_steps, _host_costs)
+    return [doubt for doubt in (found, *(check(prepared) for check in checks)) if doubt is not None]
 
 
 def launches_without_records(prepared: Prepared) -> tuple[int, int]:
@@ -93,7 +97,7 @@ def _captured(prepared: Prepared, rows: IntArray) -> BoolArray:
     assert table is not None
     inside = np.zeros(len(rows), dtype=np.bool_)
     begins, ends = (calls.matching(strings, f"Stream{edge}Capture") for edge in ("Begin", "End"))
-    if not begins.any():
+    if not (begins | ends).any():
         return inside
     process, start = taken(table["process"], rows), table["start"][rows]
     for number in distinct_values(process).tolist():
@@ -101,13 +105,14 @@ def _captured(prepared: Prepared, rows: IntArray) -> BoolArray:
         opened = np.sort(table["start"][np.flatnonzero(begins[table["name"]] & mine)])
         closed = np.sort(table["end"][np.flatnonzero(ends[table["name"]] & mine)])
         here = process == number
-        # Open at a time: more begins than ends before it.
-        inside[here] = np.searchsorted(opened, start[here], "right") > np.searchsorted(closed, start[here], "right")
+        before, after = (np.searchsorted(edges, start[here], "right") for edges in (opened, closed))
+        # Open at a time: more begins than ends before it. An end too many is of a capture that the recording began in.
+        at_ends = np.arange(1, len(closed) + 1) - np.searchsorted(opened, closed, "right")
+        inside[here] = before + max(int(at_ends.max(initial=0)), 0) > after
     return inside
 
 
-def _lost_records(prepared: Prepared) -> Doubt | None:
-    lost, total = launches_without_records(prepared)
+def _lost_records(lost: int, total: int) -> Doubt | None:
     if lost < FEW_LAUNCHES or lost < LOST_SHARE * total:
         return None
     share = lost / total

@@ -133,9 +133,6 @@ _WARNINGS = (
     ),
 )
 
-# Any of these, and what nsys was asked to sample on the GPU is the likely reason of a failure.
-GPU_METRICS_CODES = frozenset({"gpu-metrics-not-permitted", "gpu-metrics-in-use", "gpu-metrics-no-gpu"})
-
 
 def explain(text: str) -> Note:
     """What a failed nsys call means; for an unknown text its last lines, without paths."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from infprof.errors import InfprofError
+from infprof.readers.gzipped import unpacked, unpacked_text
 from infprof.trace import Trace
 
 
@@ -87,7 +88,7 @@ def is_profile(path: Path) -> bool:
         return False
     if not head or not any(reader.sniff(path, head) for reader in _readers()):
         return False
-    start = _unpacked(head, HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    start = unpacked_text(head, HEAD_BYTES)
     return start[:1] not in (b"{", b"[") or _TRACE_KEYS.search(start) is not None or _has_events(path)
 
 
@@ -95,21 +96,9 @@ def _has_events(path: Path) -> bool:
     """Whether JSON has a list of events behind other keys, such as the settings of who recorded it."""
     try:
         with path.open("rb") as file:
-            return _EVENTS.search(_unpacked(file.read(_PREAMBLE_BYTES), _PREAMBLE_BYTES)) is not None
+            return _EVENTS.search(unpacked(file.read(_PREAMBLE_BYTES), _PREAMBLE_BYTES)) is not None
     except OSError:
         return False
-
-
-def _unpacked(head: bytes, limit: int) -> bytes:
-    """The beginning of what a gzip file holds, ``limit`` bytes at most; other bytes as they are."""
-    import zlib
-
-    if not head.startswith(b"\x1f\x8b"):
-        return head
-    try:
-        return zlib.decompressobj(31).decompress(head, limit)
-    except zlib.error:
-        return b""
 
 
 def is_profile_folder(path: Path) -> bool:

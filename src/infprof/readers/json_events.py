@@ -20,9 +20,9 @@ import msgspec
 
 from infprof.errors import InfprofError
 from infprof.progress import report_read
+from infprof.readers.gzipped import GZIP_MAGIC
 
 PIECE_BYTES = 4 << 20
-GZIP_MAGIC = b"\x1f\x8b"
 # One event larger than this is taken for a cut inside a string.
 MAX_EVENT_BYTES = 64 << 20
 

@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infprof import trace as t
-from infprof.distinct import distinct_rows
+from infprof.distinct import distinct_rows, mapped
 from infprof.errors import InfprofError
 from infprof.readers import kineto_events as k
-from infprof.readers.json_events import GZIP_MAGIC, EventStream, TextReport
+from infprof.readers.gzipped import unpacked_text
+from infprof.readers.json_events import EventStream, TextReport
+from infprof.readers.names import overhead_kinds, plain_call_name
 from infprof.readers.plausible import DAY_NS
 from infprof.results import Problem
 from infprof.trace import BoolArray, IntArray
@@ -61,14 +63,7 @@ class KinetoReader:
     name = "PyTorch profiler trace"
 
     def sniff(self, path: Path, head: bytes) -> bool:
-        if head.startswith(GZIP_MAGIC):
-            import zlib
-
-            try:
-                head = zlib.decompressobj(31).decompress(head, 4096)
-            except zlib.error:
-                return False
-        return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
+        return unpacked_text(head, 4096)[:1] in (b"{", b"[")
 
     def read(self, path: Path) -> t.Trace:
         for events_type in (list[k.Event], list[k.ExactEvent]):
@@ -314,6 +309,8 @@ class _Builder:
     def _on_gpu(self, kind: str) -> tuple[BoolArray, dict[str, NDArray[Any]]]:
         rows = self.columns.rows[kind]
         process, device, stream = self._place(kind)
+        if kind == k.KERNEL:
+            self.kernel_places = process, device, stream
         keep = self._usable(kind, _NAMES[kind], process if kind != k.SYNC else None)
         keep &= self._first_of_duplicates(kind, keep)
         columns = {
@@ -437,7 +434,7 @@ class _Builder:
         if not rows.count:
             return None
         kernels = self.columns.rows[k.KERNEL]
-        process, device, stream = self._place(k.KERNEL)
+        process, device, stream = self.kernel_places
         keep = self.kept_kernels[rows["kernel"]]
         of = rows["kernel"][keep]
         return t.Table(
@@ -491,7 +488,6 @@ class _Builder:
             return None
         keep, columns = self._on_host(k.CALL)
         self.kept_calls = keep
-        plain = [self.strings.add(re.sub(r"_v\d+$", "", text)) for text in list(self.strings.values)]
         of_process = np.array([th.process for th in self.threads], dtype=np.int64)
         return t.Table(
             "api_calls",
@@ -499,10 +495,13 @@ class _Builder:
                 **columns,
                 "process": of_process[columns["thread"]],
                 "correlation": rows["correlation"][keep],
-                "name": np.array(plain, dtype=np.int64)[rows["name"][keep]],
+                "name": mapped(rows["name"][keep], self._plain_names),
                 "return_value": t.constant(-1, len(columns["start"])),
             },
         ).sorted_by("start")
+
+    def _plain_names(self, names: list[int]) -> list[int]:
+        return [self.strings.add(plain_call_name(self.strings.values[name])) for name in names]
 
     def _named_launches(self) -> t.Table | None:
         rows = self.columns.rows[k.CALL]
@@ -559,14 +558,8 @@ class _Builder:
             self._thread(k.CALL, np.ones(self.columns.rows[k.CALL].count, dtype=np.bool_)), minlength=len(self.threads)
         )
         columns["thread"] = np.where(own[columns["thread"]] > 0, columns["thread"], -1)
-        kinds = []
-        for text in self.strings.values:
-            low = text.lower()
-            module = re.search("module|lazy|compil", low)
-            kinds.append(t.MODULE_LOAD if module else t.COMMAND_BUFFER_FULL if "command buffer" in low else t.PROFILER)
-        return t.Table("overheads", {**columns, "kind": np.array(kinds, dtype=np.int64)[rows["name"][keep]]}).sorted_by(
-            "start"
-        )
+        kind = overhead_kinds(self.strings.values)[rows["name"][keep]]
+        return t.Table("overheads", {**columns, "kind": kind}).sorted_by("start")
 
     # --- what must be said -----------------------------------------------------------------------------------------
 
@@ -629,7 +622,7 @@ class _Builder:
         }
         capture.update({key: True for key, there in shown.items() if there})
         capture.update({key: self.top[key] for key in _VERSION_KEYS if isinstance(self.top.get(key), (int, str))})
-        return t.TraceProvenance("PyTorch profiler", None, [self.path.name], capture)
+        return t.TraceProvenance(t.PYTORCH_PROFILER, None, [self.path.name], capture)
 
 
 def _whole(value: Any) -> int | None:

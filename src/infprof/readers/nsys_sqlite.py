@@ -26,13 +26,14 @@ from infprof import trace as t
 from infprof.distinct import PIECE, distinct_rows, distinct_values, mapped
 from infprof.errors import InfprofError
 from infprof.quantiles import median
+from infprof.readers.gzipped import GZIP_MAGIC
+from infprof.readers.names import overhead_kinds, plain_call_name
 from infprof.readers.plausible import DAY_NS, PLAUSIBLE_SPAN_NS
 from infprof.readers.sqlite_columns import DAMAGE, IntColumn, SqliteFile, TableSource, as_int
 from infprof.results import Problem
 from infprof.trace import BoolArray, FloatArray, IntArray, constant, is_constant
 
 SQLITE_MAGIC = b"SQLite format 3\0"
-GZIP_MAGIC = b"\x1f\x8b"
 TID_MASK = 0xFFFFFF
 
 # Everything by which an nsys export is told from any other SQLite file.
@@ -701,12 +702,12 @@ class _Builder:
         }
 
     def _api_names(self, column: IntColumn, rows: int) -> IntArray:
-        """Names without the version suffix (`cudaLaunchKernel_v7000`, `cudaGraphLaunch_v10000`)."""
+        """Names without their version."""
         strings = self.strings
 
         def plain(names: list[int]) -> list[int]:
             used = sorted(set(names))
-            found = {i: strings.add(re.sub(r"_v\d+$", "", strings.values[i]) if i >= 0 else "") for i in used}
+            found = {i: strings.add(plain_call_name(strings.values[i]) if i >= 0 else "") for i in used}
             return [found[i] for i in names]
 
         if column.valid is None:
@@ -742,12 +743,8 @@ class _Builder:
             rows = len(columns["start"].values)
             keep = self._usable(columns, "overhead records")
             names = self._names(columns.get("nameId"), rows)
-            texts = [self.strings.values[i].lower() if i >= 0 else "" for i in names.tolist()]
-            # Files without a type say it in the name.
-            kind = np.array(
-                [t.MODULE_LOAD if re.search("module|lazy|compil|jit", x) else t.PROFILER for x in texts], dtype=np.int64
-            )
-            kind = np.where([("command buffer" in x) for x in texts], t.COMMAND_BUFFER_FULL, kind) if rows else kind
+            # Files without a type say it in the name; the last entry is for rows without one.
+            kind = overhead_kinds([*self.strings.values, ""])[names]
             if "overheadType" in columns:
                 kind = _translate(columns["overheadType"].filled(-1), _OVERHEAD_TYPES, -1, keep=kind)
             parts.append(

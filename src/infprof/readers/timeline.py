@@ -6,11 +6,11 @@ would be of something else than the profile.
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import NoReturn
 
 from infprof.errors import InfprofError
+from infprof.readers.gzipped import unpacked
 
 # How reports/perfetto.py begins every file.
 BEGINNING = b'{"infprof":'
@@ -21,12 +21,7 @@ class TimelineReader:
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """Whether the file begins as a timeline does, plain or compressed."""
-        if head.startswith(b"\x1f\x8b"):
-            try:
-                head = zlib.decompressobj(31).decompress(head, len(BEGINNING))
-            except zlib.error:
-                return False
-        return head.startswith(BEGINNING)
+        return unpacked(head, len(BEGINNING)).startswith(BEGINNING)
 
     def read(self, path: Path) -> NoReturn:
         """Raises InfprofError: it is no profile."""

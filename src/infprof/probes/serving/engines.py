@@ -105,7 +105,6 @@ class Source:
 
 _GENERATING = ("/v1/", "/generate", "/inference")
 _REASON = {"finished_reason": "reason"}
-_MODE = {"mode": "mode"}
 
 # Signal, then per engine the names, best first. A signal that ends in "*" is a histogram; a counter's name stands
 # without the _total that clients add to it. Names after "+" are added to the others instead of standing in for them.
