@@ -40,9 +40,9 @@ _WORDS = (
 _TOKENS_PER_WORD = 1.3
 _PROBE_WORDS = 24
 # Servers that know this extension; others may refuse a request that has it.
-_KNOW_IGNORE_EOS = ("vllm", "sglang", "lmdeploy", "llamacpp")
+_KNOW_IGNORE_EOS = ("vllm", "sglang", "lmdeploy", "llamacpp", "infprof")
 # Servers that give the usage so far with every event when asked: how many tokens the first event had is known then.
-_KNOW_RUNNING_USAGE = ("vllm", "sglang")
+_KNOW_RUNNING_USAGE = ("vllm", "sglang", "infprof")
 # After a refusal a user waits, or the refusals become the load.
 _PAUSE_AFTER_ERROR_S = 0.25
 # How long requests may take to end once the time is up.

@@ -13,6 +13,7 @@ from infprof.errors import InfprofError
 from infprof.workload.batch import Batch, PackedStep, pack, to_device
 from infprof.workload.kv_cache import KvCache
 from infprof.workload.model import Model
+from infprof.workload.planning import padded, padded_sizes
 from infprof.workload.presets import ModelShape
 from infprof.workload.sampling import choose
 from infprof.workload.scheduler import Step
@@ -107,8 +108,8 @@ class ModelRunner:
         if not self._uses_graphs:
             return
         with torch.inference_mode(), span("workload: capture"):
-            for rows in _sizes(self.settings.max_batch):
-                for width in _sizes(-(-self.settings.context // self.settings.block_size)):
+            for rows in padded_sizes(self.settings.max_batch):
+                for width in padded_sizes(-(-self.settings.context // self.settings.block_size)):
                     self._static_decode(rows, width)
 
     def synchronize(self) -> None:
@@ -121,7 +122,7 @@ class ModelRunner:
         if step.kind != "decode" or not (self._uses_graphs or self.settings.static_decode):
             return ()
         widest = max(len(chunk.request.blocks) for chunk in step.decodes)
-        return _padded(len(step.decodes), self.settings.max_batch), _padded(widest, self.block_count)
+        return padded(len(step.decodes), self.settings.max_batch), padded(widest, self.block_count)
 
     def _eager(self, packed: PackedStep) -> Tensor:
         batch = Batch(packed, to_device(packed.numbers, self.device), self._cache)
@@ -185,13 +186,3 @@ def _dtype(settings: EngineSettings) -> torch.dtype:
         "float32": torch.float32,
         "float64": torch.float64,
     }[name]
-
-
-def _padded(count: int, most: int) -> int:
-    """The next power of two, or ``most`` where that is less."""
-    return min(1 << (count - 1).bit_length(), most)
-
-
-def _sizes(most: int) -> list[int]:
-    """What ``_padded`` can give for 1 … most."""
-    return sorted({_padded(count, most) for count in range(1, most + 1)})

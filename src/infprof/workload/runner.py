@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infprof.errors import EXIT_COLLECTOR, InfprofError, UsageError
+from infprof.errors import UsageError
 from infprof.workload.faults import find_fault
+from infprof.workload.planning import plan_requests, plan_settings
 from infprof.workload.presets import PRESETS, ModelShape, Preset
-from infprof.workload.requests import Request, Sampling
-from infprof.workload.settings import EngineSettings, RequestsSettings, longest_of, shortest_of
+from infprof.workload.requests import Request
+from infprof.workload.settings import EngineSettings, RequestsSettings
 
 if TYPE_CHECKING:
     from infprof.workload.engine import Engine, EngineStats
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 DEVICES = ("auto", "cpu", "cuda")
-# The context of a run that needs less: engines are seldom cut to one run.
-_LEAST_CONTEXT = 256
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,7 @@ def run_workload(options: RunOptions, on_event: Callable[[str], None] = lambda _
     Raises UsageError for what cannot be asked and without PyTorch, InfprofError where the device's memory is too small.
     """
     preset = _check(options)
-    device = _device(options)
+    device = choose_device(options.device, options.fault)
     settings, sent = _settings(options, preset.shape, device)
     from infprof.workload.engine import Engine
 
@@ -144,31 +140,38 @@ def _check(options: RunOptions) -> Preset:
     """Raises UsageError, before PyTorch is loaded, for what cannot be."""
     from infprof.reports.files import check_target
 
-    if options.preset not in PRESETS:
-        raise UsageError(f"There is no preset called {options.preset}. There are: {', '.join(PRESETS)}.")
-    find_fault(options.fault)
-    if options.dtype is not None and options.dtype not in DTYPES:
-        raise UsageError(f"--dtype {options.dtype}: choose {', '.join(DTYPES[:-1])} or {DTYPES[-1]}.")
-    if options.device not in DEVICES:
-        raise UsageError(f"--device {options.device}: choose auto, cpu or cuda.")
-    if options.fault == "fp32" and options.dtype not in (None, "float32"):
-        raise UsageError("--fault fp32 computes in float32: leave --dtype away.")
+    preset = check_model(options.preset, options.fault, options.dtype, options.device)
     if options.trace is not None:
         if not options.trace.name.endswith((".json", ".json.gz")):
             raise UsageError(f"--trace writes JSON: name {options.trace} .json or .json.gz.")
         check_target(options.trace, options.force)
-    return PRESETS[options.preset]
+    return preset
 
 
-def _device(options: RunOptions) -> str:
+def check_model(preset: str, fault: str, dtype: str | None, device: str) -> Preset:
+    """The preset of this name. Raises UsageError for names that do not exist or do not go together."""
+    if preset not in PRESETS:
+        raise UsageError(f"There is no preset called {preset}. There are: {', '.join(PRESETS)}.")
+    find_fault(fault)
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"--dtype {dtype}: choose {', '.join(DTYPES[:-1])} or {DTYPES[-1]}.")
+    if device not in DEVICES:
+        raise UsageError(f"--device {device}: choose auto, cpu or cuda.")
+    if fault == "fp32" and dtype not in (None, "float32"):
+        raise UsageError("--fault fp32 computes in float32: leave --dtype away.")
+    return PRESETS[preset]
+
+
+def choose_device(wanted: str, fault: str) -> str:
+    """``cpu`` or ``cuda``. Raises UsageError without PyTorch, and where device or fault need a GPU that is not there."""
     torch = _torch()
     available = bool(torch.cuda.is_available())
-    if options.device == "cuda" and not available:
+    if wanted == "cuda" and not available:
         raise UsageError("--device cuda: PyTorch sees no GPU here. Use --device cpu, or run it on a machine with one.")
-    device = "cuda" if available and options.device != "cpu" else "cpu"
-    reason = find_fault(options.fault).gpu_only
+    device = "cuda" if available and wanted != "cpu" else "cpu"
+    reason = find_fault(fault).gpu_only
     if device == "cpu" and reason is not None:
-        raise UsageError(f"--fault {options.fault} needs a GPU: {reason}. See `infprof workload list`.")
+        raise UsageError(f"--fault {fault} needs a GPU: {reason}. See `infprof workload list`.")
     return device
 
 
@@ -182,35 +185,14 @@ def _torch() -> Any:
 
 
 def _settings(options: RunOptions, shape: ModelShape, device: str) -> tuple[EngineSettings, RequestsSettings]:
-    """The settings with the fault in them, as far as the model goes."""
     sent = options.requests
-    engine = EngineSettings(
-        device=device,
-        dtype=options.dtype,
-        seed=sent.seed,
-        max_batch=options.max_batch,
-        step_tokens=max(2048, options.max_batch),
-        context=max(sent.longest, _LEAST_CONTEXT),
-    )
-    engine, sent = find_fault(options.fault).apply(engine, sent)
-    if sent.longest > shape.context:
-        raise UsageError(
-            f"Requests of up to {sent.longest} tokens exceed the {shape.context} of preset {options.preset}: lower "
-            "--prompt or --output, or choose a larger preset."
-        )
-    return replace(engine, context=min(engine.context, shape.context)), sent
+    engine = {"device": device, "dtype": options.dtype, "seed": sent.seed, "max_batch": options.max_batch}
+    return plan_settings(shape, options.preset, find_fault(options.fault), sent, engine)
 
 
 def _send(engine: Engine, sent: RequestsSettings) -> list[Request]:
-    """All requests at once, with lengths around the means and random tokens, both from the seed."""
-    rng = random.Random(sent.seed)
-    vocabulary = engine.shape.vocabulary
-    plans = []
-    for _ in range(sent.count):
-        length, output = (
-            rng.randint(shortest_of(mean), longest_of(mean)) for mean in (sent.prompt_tokens, sent.output_tokens)
-        )
-        plans.append(([rng.randrange(vocabulary) for _ in range(length)], Sampling(max_tokens=output)))
+    """All requests at once."""
+    plans = plan_requests(sent, engine.shape.vocabulary)
     return [engine.add_request(prompt, sampling) for prompt, sampling in plans]
 
 
@@ -228,56 +210,24 @@ def _steps(engine: Engine, options: RunOptions) -> Iterator[Callable[[], None]]:
         if on_gpu:
             torch.cuda.profiler.stop()
         return
-    with _Recorder(engine, options.trace_steps) as recorder:
-        yield recorder.advance
+    from infprof.workload.recording import StepRecorder
+
+    recorder = StepRecorder(engine.settings.device, options.trace_steps)
+
+    def advance() -> None:
+        engine.step()
+        recorder.step()
+
+    recorder.start()
+    try:
+        yield advance
+    finally:
+        recorder.stop()
     recorder.save(options.trace, options.force)
 
 
 def _ignore(_: object) -> None:
     pass
-
-
-class _Recorder:
-    """PyTorch's profiler over the first steps, and no longer: a trace of a long run would fill the memory."""
-
-    def __init__(self, engine: Engine, steps: int) -> None:
-        from torch.profiler import ProfilerActivity, profile
-
-        activities = [ProfilerActivity.CPU]
-        if engine.settings.device == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        self._engine = engine
-        self._profile = profile(activities=activities, record_shapes=True)
-        self._left = steps
-
-    def __enter__(self) -> _Recorder:
-        self._profile.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._left > 0:
-            self._profile.__exit__(*exception)
-
-    def advance(self) -> None:
-        self._engine.step()
-        self._left -= 1
-        if self._left == 0:
-            self._profile.__exit__(None, None, None)
-
-    def save(self, target: Path, force: bool) -> None:
-        """Write the trace; whole or not at all."""
-        from infprof.reports.files import atomic_file
-
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                # The extension decides whether it is compressed.
-                written = Path(folder) / ("trace.json.gz" if target.name.endswith(".gz") else "trace.json")
-                self._profile.export_chrome_trace(str(written))
-                with written.open("rb") as source, atomic_file(target, force) as file:
-                    shutil.copyfileobj(source, file)
-        except OSError as error:
-            message = f"The trace could not be written: {error.strerror or error}."
-            raise InfprofError(message, EXIT_COLLECTOR) from None
 
 
 def _device_name(device: str) -> str | None:

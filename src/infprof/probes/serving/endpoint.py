@@ -24,7 +24,8 @@ TIMEOUT = httpx.Timeout(2.0, connect=0.5)
 SCRAPE_TIMEOUT = httpx.Timeout(5.0, connect=0.5)
 
 # owned_by of /v1/models, and words of a command line, to the engine.
-_OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "lmdeploy": "lmdeploy"}
+# The server of `infprof workload serve` has the metrics of vLLM, and none of its options.
+_OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "lmdeploy": "lmdeploy", "infprof": "infprof"}
 _COMMAND_WORDS = (
     ("trtllm-serve", "tensorrt-llm"),
     ("tensorrt_llm", "tensorrt-llm"),
@@ -176,7 +177,8 @@ def ports_of_command(command: Sequence[str]) -> list[int]:
     for word, following in zip(command, [*command[1:], ""], strict=False):
         flag, equals, value = word.partition("=")
         value = value if equals else following
-        if flag in _PORT_FLAGS and value.isdigit():
+        # Port 0 is whichever is free.
+        if flag in _PORT_FLAGS and value.isdigit() and int(value):
             ports.append(int(value))
     return ports
 
