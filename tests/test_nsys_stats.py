@@ -114,6 +114,11 @@ def summed(rows: list[dict[str, str]], name: str, *figures: str) -> dict[str, tu
 
 @pytest.mark.parametrize("export", EXPORTS, ids=name_of)
 def test_figures_equal_those_of_nsys_stats(export: Path, tmp_path: Path) -> None:
+    compare_with_nsys_stats(export, tmp_path)
+
+
+def compare_with_nsys_stats(export: Path, tmp_path: Path) -> None:
+    """Kernels, calls and copies of an export, as ``nsys stats`` and as infprof sum them up."""
     theirs, said = stats(needed("2023.4"), copy_of(export, tmp_path), REPORTS)
     trace = read(export)
     prepared = Prepared(trace)

@@ -59,12 +59,23 @@ class DeviceAnalysis:
         return self.copies.prepared.trace
 
 
+def recoverable_ns(measures: Measures) -> int:
+    """Time that a change could win back: recoverable idle time and what communication and host copies expose."""
+    names = ("recoverable_idle_ns", "exposed_comm_ns", "exposed_host_copy_ns")
+    return sum(int(measures.value(name) or 0) for name in names)
+
+
 def analyze_device(
-    prepared: Prepared, model: IdleModel, device: int, scope: Intervals, limits: MeasureLimits
+    prepared: Prepared,
+    model: IdleModel,
+    device: int,
+    scope: Intervals,
+    limits: MeasureLimits,
+    time: DeviceTime | None = None,
 ) -> DeviceAnalysis:
-    """Time accounting and every measure of a device in a scope."""
+    """Time accounting and every measure of a device in a scope; ``time``: its accounting where that is there already."""
     ops = prepared.operations
-    time = device_time(prepared, model, device, scope)
+    time = device_time(prepared, model, device, scope) if time is None else time
     # A kernel that the scope cuts still belongs to it.
     rows = (ops.device == device) & iv.overlaps(scope, ops.start, ops.end)
     processes = distinct_values(ops.process[ops.device == device])

@@ -10,10 +10,11 @@ import numpy as np
 
 from infprof.diagnosis import Options
 from infprof.errors import EXIT_USAGE, InfprofError
+from infprof.measures.device import recoverable_ns
 from infprof.ranks import alignment
 from infprof.ranks.alignment import Clock, Participant, align
 from infprof.ranks.arrivals import Arrivals, arrival_rows, arrivals, stragglers
-from infprof.ranks.judging import add_waits, device_measures, recoverable_ns
+from infprof.ranks.judging import add_waits, device_measures
 from infprof.ranks.naming import RankFile, missing_ranks, named
 from infprof.ranks.traffic import group_traffic, matrix
 from infprof.ranks.workers import FileResult

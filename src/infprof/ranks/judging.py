@@ -88,9 +88,3 @@ def _judge(diagnosis: Diagnosis, measures: Measures, rules: RuleSet, scenario: s
 def _order(finding: Finding) -> tuple[bool, bool, int, str]:
     cost = finding.cost
     return (cost.value is None, cost.unit != "ns", -(cost.value or 0), finding.rule)
-
-
-def recoverable_ns(measures: Measures) -> int:
-    """Time that a change could win back: recoverable idle time and what communication and host copies expose."""
-    names = ("recoverable_idle_ns", "exposed_comm_ns", "exposed_host_copy_ns")
-    return sum(int(measures.value(name) or 0) for name in names)

@@ -292,8 +292,10 @@ class EventStream(Generic[Event]):
             return self._decoder.decode(array)
         except msgspec.ValidationError:
             return self._loosely(array)
-        except msgspec.DecodeError:
-            pass
+        except msgspec.DecodeError as error:
+            if "trailing characters" in str(error):
+                # The array of events ends within this text: all before that was understood, and nothing is to repair.
+                return None
         repaired = _repaired(array)
         if repaired is None:
             return None

@@ -48,13 +48,17 @@ together: ``flops`` those of the shapes, ``time`` no shorter than the device's p
 the trace of PyTorch's profiler only, and not for kernels of a CUDA graph, whose replay calls none.
 
 ``expect`` may hold the verdict that a sample trace must get; the simulator does not read it.
+
+A description may have ``workload`` in place of ``kernels`` … ``processes``: see infprof.simulator.workload.description.
 """
 
+from infprof.simulator.answer import answer
 from infprof.simulator.builder import Process, Thread, TraceBuilder
 from infprof.simulator.engine import SimulatedTrace, simulate
 from infprof.simulator.export import write_nsys_sqlite
 from infprof.simulator.kineto import not_in_kineto, write_kineto
-from infprof.simulator.spec import Spec, load_spec, parse_spec
+from infprof.simulator.loading import load_spec, parse_spec, workload_spec
+from infprof.simulator.spec import Spec
 from infprof.simulator.truth import truth
 
 __all__ = [
@@ -63,11 +67,13 @@ __all__ = [
     "Spec",
     "Thread",
     "TraceBuilder",
+    "answer",
     "load_spec",
     "not_in_kineto",
     "parse_spec",
     "simulate",
     "truth",
+    "workload_spec",
     "write_kineto",
     "write_nsys_sqlite",
 ]

@@ -45,19 +45,20 @@ def samples(spec: Spec, ops: list[tuple[int, int, int, GpuOp]]) -> list[Sample]:
     names = [name for name in METRICS if has_nvlink or not name.startswith("nvlink")]
     busy: dict[tuple[int, int, str], float] = defaultdict(float)
     for device, start, end, op in ops:
-        for name, percent in _levels(op, spec.devices[device], end - start).items():
+        for name, percent in levels(op, spec.devices[device], end - start).items():
             for bin_start in range(start // period * period, end, period):
                 covered = min(end, bin_start + period) - max(start, bin_start)
                 busy[bin_start, device, name] += percent * covered / period
+    devices = sorted({device for device, *_ in ops})
     return [
         Sample(at + period, device, METRICS[name], min(100, round(busy.get((at, device, name), 0.0))))
         for at in range(first, last, period)
-        for device in sorted({device for device, *_ in ops})
+        for device in devices
         for name in names
     ]
 
 
-def _levels(op: GpuOp, device: Device, ns: int) -> dict[str, float]:
+def levels(op: GpuOp, device: Device, ns: int) -> dict[str, float]:
     """Per cent of peak of each counter while ``op`` runs."""
     seconds = max(ns, 1) / 1e9
     if op.kind == "copy":

@@ -35,6 +35,7 @@ from infprof.simulator.spec import (
     Record,
     Repeat,
     Spec,
+    Step,
     Sync,
     Wait,
 )
@@ -124,6 +125,17 @@ class Range:
 
 
 @dataclass(frozen=True)
+class StepRun:
+    """A step of the workload on a thread, from the first to the last of what the host does for it."""
+
+    process: int
+    thread: int
+    start_ns: int
+    end_ns: int
+    step: Step
+
+
+@dataclass(frozen=True)
 class Stretch:
     """Time of a thread in an OS call, or stopped by the profiler."""
 
@@ -165,6 +177,7 @@ class SimulatedTrace:
     memory: list[MemoryEvent] = field(default_factory=list)
     events: list[EventRecord] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    steps: list[StepRun] = field(default_factory=list)
 
 
 def simulate(spec: Spec) -> SimulatedTrace:
@@ -194,6 +207,13 @@ def kernel_time_ns(kernel: Kernel, device: Device) -> int:
                 f"{rate:.3g} FLOP/s, more than the {peak:.3g} of {device.name}: give it more time."
             )
     return kernel.time_ns
+
+
+def collective_time_ns(action: Collective, device: Device, ranks: int) -> int:
+    """A collective once all ranks are there: each sends its share around the ring, an all-reduce twice."""
+    passes = (2 if action.op == "allreduce" else 1) * (ranks - 1) / ranks
+    seconds = action.bytes * passes / (device.nvlink * device.collective_reached)
+    return device.collective_latency_ns + round(seconds * 1e9)
 
 
 @dataclass(eq=False)
@@ -283,6 +303,9 @@ class _Engine:
                     if action.range is not None:
                         text = action.range.replace("{i}", str(turn))
                         self.trace.ranges.append(Range(thread.process, thread.index, start, thread.clock_ns, text))
+                    if action.step is not None:
+                        run = StepRun(thread.process, thread.index, start, thread.clock_ns, action.step)
+                        self.trace.steps.append(run)
             elif isinstance(action, Launch):
                 for _ in range(action.count):
                     self._launch(thread, action)
@@ -344,39 +367,49 @@ class _Engine:
         correlation, ready = self._call(thread, "cudaGraphLaunch_v10000", cost)
         device = self._device(thread)
         if not action.graph.per_node:
-            total = sum(self._jittered(kernel_time_ns(k, device)) + device.graph_gap_ns for k in action.graph.kernels)
+            total = sum(self._jittered(self._alone_ns(k, device)) + device.graph_gap_ns for k in action.graph.kernels)
             op = self._op(thread, "graph", "graph", action.stream, correlation, ready, total)
             op.graph_id = action.graph_id
             self._submit(op)
             return
-        for node, kernel in enumerate(action.graph.kernels, 1):
-            op = self._kernel_op(thread, kernel, action.stream, correlation, ready)
+        for node, item in enumerate(action.graph.kernels, 1):
+            if isinstance(item, Collective):
+                op = self._comm_op(thread, item, action.stream, correlation, ready)
+            else:
+                op = self._kernel_op(thread, item, action.stream, correlation, ready)
             op.graph_id, op.graph_node = action.graph_id, (action.graph_id << 16) + node
             op.gap_ns = device.graph_gap_ns
             self._submit(op)
 
+    def _alone_ns(self, item: Kernel | Collective, device: Device) -> int:
+        """How long a part of a graph takes that is recorded as a whole."""
+        if isinstance(item, Collective):
+            raise UsageError(
+                f"{self.spec.name}: a graph with collectives in it cannot be recorded as a whole, because ranks wait for "
+                "each other inside: set trace: node."
+            )
+        return kernel_time_ns(item, device)
+
     def _collective(self, thread: _Thread, action: Collective) -> None:
-        """All ranks' kernels of the process's n-th collective form a group, which ends together."""
+        """A collective that is launched by itself, inside NCCL's own range."""
         start = thread.clock_ns
         correlation, ready = self._call(thread, "cudaLaunchKernelExC_v11060", self.spec.costs.collective_ns)
-        pattern, function = _COLLECTIVE_NAMES[action.op]
-        name = pattern.format(p="LL" if action.bytes < _LL_LIMIT_BYTES else "SIMPLE")
         end = self.trace.calls[-1].end_ns
-        self.trace.ranges.append(
-            Range(thread.process, thread.index, start, end, f"nccl{function}", action.bytes, nccl=True)
-        )
-        device, ranks = self._device(thread), self.ranks
-        # traffic per rank of a ring: all-reduce passes the data twice
-        passes = (2 if action.op == "allreduce" else 1) * (ranks - 1) / ranks
-        seconds = action.bytes * passes / (device.nvlink * device.collective_reached)
-        ns = self._jittered(device.collective_latency_ns + round(seconds * 1e9))
-        op = self._op(thread, "comm", name, action.stream, correlation, ready, ns)
+        name = f"nccl{_COLLECTIVE_NAMES[action.op][1]}"
+        self.trace.ranges.append(Range(thread.process, thread.index, start, end, name, action.bytes, nccl=True))
+        self._submit(self._comm_op(thread, action, action.stream, correlation, ready))
+
+    def _comm_op(self, thread: _Thread, action: Collective, stream: int, correlation: int, ready: int) -> GpuOp:
+        """All ranks' kernels of the process's n-th collective form a group, which ends together."""
+        name = _COLLECTIVE_NAMES[action.op][0].format(p="LL" if action.bytes < _LL_LIMIT_BYTES else "SIMPLE")
+        ns = self._jittered(collective_time_ns(action, self._device(thread), self.ranks))
+        op = self._op(thread, "comm", name, stream, correlation, ready, ns)
         op.bytes = action.bytes
         process = self.processes[thread.process]
         op.collective = process.collectives
         self.groups.setdefault(op.collective, []).append(op)
         process.collectives += 1
-        self._submit(op)
+        return op
 
     def _copy(self, thread: _Thread, action: Copy) -> Iterator[GpuOp | None]:
         """Pinned copies run behind the host's back; pageable ones are staged, and their call lasts as long."""

@@ -69,11 +69,10 @@ class _Export:
             self.builder.memset(start, end, bytes=op.bytes, **where)
         elif op.kind == "graph":
             self.builder.graph_trace(start, end, graph=op.graph_id or 1, **where)
-        elif op.kernel:
-            shape: dict[str, Any] = {"grid": op.kernel.grid, "block": op.kernel.block}
-            self.builder.kernel(start, end, op.name, graph_node=op.graph_node, graphId=op.graph_id, **shape, **where)
         else:
-            self.builder.kernel(start, end, op.name, grid=(24, 1, 1), block=(544, 1, 1), **where)
+            shape = (op.kernel.grid, op.kernel.block) if op.kernel else ((24, 1, 1), (544, 1, 1))
+            where |= {"grid": shape[0], "block": shape[1]}
+            self.builder.kernel(start, end, op.name, graph_node=op.graph_node, graphId=op.graph_id, **where)
 
     def _host(self) -> None:
         trace, out = self.trace, self.builder

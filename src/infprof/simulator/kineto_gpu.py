@@ -101,7 +101,8 @@ class GpuEvents:
         }
         if op.graph_node is not None and op.graph_id is not None and self.run.writer.dialect.node_ids:
             args |= {"graph id": op.graph_id, "graph node id": op.graph_id << 32 | op.graph_node}
-        if op.kind == "comm":
+        # What moves is known to the operator that launches a collective; a graph's replay calls none.
+        if op.kind == "comm" and op.graph_node is None:
             args |= self.run.message(self.run.calls_by_id[op.correlation])
         return args
 

@@ -20,7 +20,7 @@ from infprof.resources import sample_traces_dir
 from infprof.simulator.engine import simulate
 from infprof.simulator.export import write_nsys_sqlite
 from infprof.simulator.kineto import not_in_kineto
-from infprof.simulator.spec import load_spec
+from infprof.simulator.loading import load_spec
 from infprof.simulator.truth import truth
 
 

@@ -6,29 +6,39 @@ numbers per second (FLOP/s, bytes/s). In memory all are ns, bytes, and per secon
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from infprof.errors import UsageError
+from infprof.simulator.fields import (
+    Section,
+    did_you_mean,
+    duration_ns,
+    flag,
+    items,
+    mapping,
+    one_of,
+    pair,
+    positive,
+    rate,
+    share,
+    shown,
+    size_bytes,
+    text_of,
+    triple,
+    whole,
+)
 from infprof.simulator.operators import Operator, parse_operator, work
 from infprof.simulator.schema import VERSIONS
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 COUNTERS = ("sm_active", "sm_issue", "tensor", "dram_read", "dram_write", "nvlink_rx", "nvlink_tx")
 COPY_KINDS = ("h2d", "d2h", "d2d", "p2p")
 HOST_MEMORY = ("pageable", "pinned")
 COLLECTIVES = ("allreduce", "allgather", "reducescatter", "broadcast")
-
-_TIME_UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
-_SIZE_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 @dataclass(frozen=True)
@@ -78,9 +88,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Graph:
-    """A CUDA graph: kernels in order, recorded per node or as one row per launch."""
+    """A CUDA graph: kernels and collectives in order, recorded per node or, without collectives, as one row per launch."""
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[Kernel | Collective, ...]
     per_node: bool = True
 
 
@@ -193,12 +203,31 @@ class Overhead:
 
 
 @dataclass(frozen=True)
+class Step:
+    """What a step computes: requests and tokens of prompts, requests that decode, and how many of them end with it."""
+
+    number: int
+    name: str
+    kind: str
+    prefill_requests: int
+    prefill_tokens: int
+    decode_requests: int
+    joined: int
+    finished: int
+    preempted: int
+
+
+@dataclass(frozen=True)
 class Repeat:
-    """``do`` in order, ``times`` times, inside an NVTX range when ``range`` names one ("{i}" is the turn)."""
+    """``do`` in order, ``times`` times, inside an NVTX range when ``range`` names one ("{i}" is the turn).
+
+    ``step`` marks it as a step of the workload for the truth, also where no range is written.
+    """
 
     do: tuple[Action, ...]
-    times: int
-    range: str | None
+    times: int = 1
+    range: str | None = None
+    step: Step | None = None
 
 
 Action = (
@@ -248,53 +277,66 @@ class Spec:
     expect: dict[str, Any]
 
 
-def load_spec(path: str | Path) -> Spec:
-    """Read and check a spec file. Raises UsageError, in one sentence, for what it cannot read or does not know."""
-    path = Path(path)
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}. Give the path of a spec file.") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not text. Give the path of a spec file in YAML.") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise UsageError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', None) or error}.") from None
-    return parse_spec(data, str(path))
-
-
 def parse_spec(data: Any, source: str = "spec") -> Spec:
     """Check a spec given as a dict; ``source`` names it in errors. Raises UsageError."""
     return _Parser(source).spec(data)
 
 
-class _Section:
-    """One mapping of the file, whose keys are taken one by one; what is left over is a mistake."""
+def parse_device(data: Any, where: str, d: Device = Device()) -> Device:
+    """A device from its keys; what they leave out is that of ``d``. Raises UsageError."""
+    s = Section(data, where)
+    device = Device(
+        name=s.take("name", text_of, d.name),
+        chip=s.take("chip", text_of, d.chip),
+        compute=s.take("compute", pair, d.compute),
+        sm_count=s.take("sm_count", positive, d.sm_count),
+        memory_bytes=s.take("memory", size_bytes, d.memory_bytes),
+        clock_hz=s.take("clock", positive, d.clock_hz),
+        flops=s.take("flops", rate, d.flops),
+        bandwidth=s.take("bandwidth", rate, d.bandwidth),
+        pcie=s.take("pcie", rate, d.pcie),
+        pcie_peak=s.take("pcie_peak", rate, d.pcie_peak),
+        pageable=s.take("pageable", rate, d.pageable),
+        nvlink=s.take("nvlink", rate, d.nvlink),
+        flops_reached=s.take("flops_reached", share, d.flops_reached),
+        bandwidth_reached=s.take("bandwidth_reached", share, d.bandwidth_reached),
+        collective_reached=s.take("collective_reached", share, d.collective_reached),
+        kernel_floor_ns=s.take("kernel_floor", duration_ns, d.kernel_floor_ns),
+        copy_latency_ns=s.take("copy_latency", duration_ns, d.copy_latency_ns),
+        collective_latency_ns=s.take("collective_latency", duration_ns, d.collective_latency_ns),
+        dispatch_ns=s.take("dispatch", duration_ns, d.dispatch_ns),
+        kernel_gap_ns=s.take("kernel_gap", duration_ns, d.kernel_gap_ns),
+        graph_gap_ns=s.take("graph_gap", duration_ns, d.graph_gap_ns),
+    )
+    s.done()
+    return device
 
-    def __init__(self, data: Any, where: str) -> None:
-        if not isinstance(data, dict):
-            raise UsageError(f"{where}: expected keys with values, found {_shown(data)}.")
-        self.where = where
-        self._left = dict(data)
-        self._known: list[str] = []
 
-    def take(self, key: str, parse: Callable[[Any, str], T], default: U) -> T | U:
-        self._known.append(key)
-        return parse(self._left.pop(key), f"{self.where}: {key}") if key in self._left else default
+def parse_costs(data: Any, where: str, c: Costs = Costs()) -> Costs:
+    """What calls cost; the keys left out are those of ``c``. Raises UsageError."""
+    s = Section(data, where)
+    costs = Costs(
+        launch_ns=s.take("launch", duration_ns, c.launch_ns),
+        graph_launch_ns=s.take("graph_launch", duration_ns, c.graph_launch_ns),
+        copy_ns=s.take("copy", duration_ns, c.copy_ns),
+        memset_ns=s.take("memset", duration_ns, c.memset_ns),
+        event_ns=s.take("event", duration_ns, c.event_ns),
+        sync_ns=s.take("sync", duration_ns, c.sync_ns),
+        collective_ns=s.take("collective", duration_ns, c.collective_ns),
+        malloc_ns=s.take("malloc", duration_ns, c.malloc_ns),
+        free_ns=s.take("free", duration_ns, c.free_ns),
+        between_ns=s.take("between", duration_ns, c.between_ns),
+    )
+    s.done()
+    return costs
 
-    def need(self, key: str, parse: Callable[[Any, str], T]) -> T:
-        if key not in self._left:
-            raise UsageError(f"{self.where}: {key} is missing.")
-        self._known.append(key)
-        return parse(self._left.pop(key), f"{self.where}: {key}")
 
-    def has(self, key: str) -> bool:
-        return key in self._left
-
-    def done(self) -> None:
-        for key in self._left:
-            raise UsageError(f"{self.where}: no key {key!r} here.{_did_you_mean(key, self._known)}")
+def parse_counter_rate(data: Any, where: str) -> int:
+    """Samples per second. Raises UsageError."""
+    s = Section(data, where)
+    rate = s.need("rate", positive)
+    s.done()
+    return rate
 
 
 class _Parser:
@@ -306,20 +348,20 @@ class _Parser:
         self._open_sequences: list[str] = []
 
     def spec(self, data: Any) -> Spec:
-        top = _Section(data, self.source)
-        name = top.take("name", _text, Path(self.source).stem)
-        description = top.take("description", _text, "")
-        seed = top.take("seed", _whole, 0)
-        jitter = top.take("jitter", _share, 0.0)
-        nsys = top.take("nsys", _one_of(VERSIONS), "2023.4")
+        top = Section(data, self.source)
+        name = top.take("name", text_of, Path(self.source).stem)
+        description = top.take("description", text_of, "")
+        seed = top.take("seed", whole, 0)
+        jitter = top.take("jitter", share, 0.0)
+        nsys = top.take("nsys", one_of(VERSIONS), "2023.4")
         start = top.take("start", duration_ns, 1_000_000_000)
         devices: tuple[Device, ...] = top.take("devices", self._devices, (Device(),))
-        costs = top.take("costs", self._costs, Costs())
-        rate = top.take("counters", self._counter_rate, None)
-        expect: dict[str, Any] = top.take("expect", _mapping, {})
+        costs = top.take("costs", parse_costs, Costs())
+        rate = top.take("counters", parse_counter_rate, None)
+        expect: dict[str, Any] = top.take("expect", mapping, {})
         self.kernels = top.take("kernels", self._kernels, {})
         self.graphs = top.take("graphs", self._graphs, {})
-        self.sequences = top.take("sequences", _mapping, {})
+        self.sequences = top.take("sequences", mapping, {})
         processes = top.need("processes", self._processes)
         top.done()
         for process in processes:
@@ -343,81 +385,28 @@ class _Parser:
         )
 
     def _devices(self, data: Any, where: str) -> tuple[Device, ...]:
-        return tuple(self._device(item, at) for item, at in _items(data, where)) or (Device(),)
-
-    def _device(self, data: Any, where: str) -> Device:
-        s = _Section(data, where)
-        d = Device()
-        device = Device(
-            name=s.take("name", _text, d.name),
-            chip=s.take("chip", _text, d.chip),
-            compute=s.take("compute", _pair, d.compute),
-            sm_count=s.take("sm_count", _positive, d.sm_count),
-            memory_bytes=s.take("memory", size_bytes, d.memory_bytes),
-            clock_hz=s.take("clock", _positive, d.clock_hz),
-            flops=s.take("flops", _rate, d.flops),
-            bandwidth=s.take("bandwidth", _rate, d.bandwidth),
-            pcie=s.take("pcie", _rate, d.pcie),
-            pcie_peak=s.take("pcie_peak", _rate, d.pcie_peak),
-            pageable=s.take("pageable", _rate, d.pageable),
-            nvlink=s.take("nvlink", _rate, d.nvlink),
-            flops_reached=s.take("flops_reached", _share, d.flops_reached),
-            bandwidth_reached=s.take("bandwidth_reached", _share, d.bandwidth_reached),
-            collective_reached=s.take("collective_reached", _share, d.collective_reached),
-            kernel_floor_ns=s.take("kernel_floor", duration_ns, d.kernel_floor_ns),
-            copy_latency_ns=s.take("copy_latency", duration_ns, d.copy_latency_ns),
-            collective_latency_ns=s.take("collective_latency", duration_ns, d.collective_latency_ns),
-            dispatch_ns=s.take("dispatch", duration_ns, d.dispatch_ns),
-            kernel_gap_ns=s.take("kernel_gap", duration_ns, d.kernel_gap_ns),
-            graph_gap_ns=s.take("graph_gap", duration_ns, d.graph_gap_ns),
-        )
-        s.done()
-        return device
-
-    def _costs(self, data: Any, where: str) -> Costs:
-        s = _Section(data, where)
-        c = Costs()
-        costs = Costs(
-            launch_ns=s.take("launch", duration_ns, c.launch_ns),
-            graph_launch_ns=s.take("graph_launch", duration_ns, c.graph_launch_ns),
-            copy_ns=s.take("copy", duration_ns, c.copy_ns),
-            memset_ns=s.take("memset", duration_ns, c.memset_ns),
-            event_ns=s.take("event", duration_ns, c.event_ns),
-            sync_ns=s.take("sync", duration_ns, c.sync_ns),
-            collective_ns=s.take("collective", duration_ns, c.collective_ns),
-            malloc_ns=s.take("malloc", duration_ns, c.malloc_ns),
-            free_ns=s.take("free", duration_ns, c.free_ns),
-            between_ns=s.take("between", duration_ns, c.between_ns),
-        )
-        s.done()
-        return costs
-
-    def _counter_rate(self, data: Any, where: str) -> int:
-        s = _Section(data, where)
-        rate = s.need("rate", _positive)
-        s.done()
-        return rate
+        return tuple(parse_device(item, at) for item, at in items(data, where)) or (Device(),)
 
     def _kernels(self, data: Any, where: str) -> dict[str, Kernel]:
-        return {key: self._kernel(item, f"{where}: {key}") for key, item in _mapping(data, where).items()}
+        return {key: self._kernel(item, f"{where}: {key}") for key, item in mapping(data, where).items()}
 
     def _kernel(self, data: Any, where: str) -> Kernel:
-        s = _Section(data, where)
+        s = Section(data, where)
         operators: tuple[Operator, ...] = s.take("op", _operators, ())
         time_ns = s.take("time", duration_ns, None)
-        flops = s.take("flops", _rate, 0.0)
+        flops = s.take("flops", rate, 0.0)
         size = s.take("bytes", lambda value, at: float(size_bytes(value, at)), 0.0)
         if operators:
             flops, size = _work_of(operators[-1], time_ns, flops, size, where)
         kernel = Kernel(
-            name=s.need("name", _text),
+            name=s.need("name", text_of),
             time_ns=time_ns,
             flops=flops,
             bytes=size,
-            grid=s.take("grid", _triple, (132, 1, 1)),
-            block=s.take("block", _triple, (256, 1, 1)),
+            grid=s.take("grid", triple, (132, 1, 1)),
+            block=s.take("block", triple, (256, 1, 1)),
             counters=s.take("counters", _counters, {}),
-            api=s.take("api", _text, "cudaLaunchKernel_v7000"),
+            api=s.take("api", text_of, "cudaLaunchKernel_v7000"),
             operators=operators,
         )
         s.done()
@@ -428,13 +417,13 @@ class _Parser:
         return kernel
 
     def _graphs(self, data: Any, where: str) -> dict[str, Graph]:
-        return {key: self._graph(item, f"{where}: {key}") for key, item in _mapping(data, where).items()}
+        return {key: self._graph(item, f"{where}: {key}") for key, item in mapping(data, where).items()}
 
     def _graph(self, data: Any, where: str) -> Graph:
-        s = _Section(data, where)
+        s = Section(data, where)
         graph = Graph(
             kernels=s.need("kernels", self._graph_kernels),
-            per_node=s.take("trace", _one_of(("node", "graph")), "node") == "node",
+            per_node=s.take("trace", one_of(("node", "graph")), "node") == "node",
         )
         s.done()
         return graph
@@ -442,10 +431,10 @@ class _Parser:
     def _graph_kernels(self, data: Any, where: str) -> tuple[Kernel, ...]:
         """A list of kernel keys, with ``{repeat: n, do: [...]}`` inside."""
         kernels: list[Kernel] = []
-        for item, at in _items(data, where):
+        for item, at in items(data, where):
             if isinstance(item, dict):
-                s = _Section(item, at)
-                times = s.need("repeat", _positive)
+                s = Section(item, at)
+                times = s.need("repeat", positive)
                 kernels.extend(s.need("do", self._graph_kernels) * times)
                 s.done()
             else:
@@ -453,14 +442,14 @@ class _Parser:
         return tuple(kernels)
 
     def _processes(self, data: Any, where: str) -> tuple[ProcessSpec, ...]:
-        return tuple(self._process(item, at, number) for number, (item, at) in enumerate(_items(data, where)))
+        return tuple(self._process(item, at, number) for number, (item, at) in enumerate(items(data, where)))
 
     def _process(self, data: Any, where: str, number: int) -> ProcessSpec:
-        s = _Section(data, where)
+        s = Section(data, where)
         process = ProcessSpec(
-            pid=s.take("pid", _positive, 4200 + number),
-            name=s.take("name", _text, "python3"),
-            device=s.take("device", _whole, 0),
+            pid=s.take("pid", positive, 4200 + number),
+            name=s.take("name", text_of, "python3"),
+            device=s.take("device", whole, 0),
             threads=s.need("threads", self._threads),
         )
         s.done()
@@ -468,82 +457,82 @@ class _Parser:
 
     def _threads(self, data: Any, where: str) -> tuple[ThreadSpec, ...]:
         threads = []
-        for item, at in _items(data, where):
-            s = _Section(item, at)
-            threads.append(ThreadSpec(s.take("name", _text, "python3"), s.need("run", self._actions)))
+        for item, at in items(data, where):
+            s = Section(item, at)
+            threads.append(ThreadSpec(s.take("name", text_of, "python3"), s.need("run", self._actions)))
             s.done()
         return tuple(threads)
 
     def _actions(self, data: Any, where: str) -> tuple[Action, ...]:
-        return tuple(action for item, at in _items(data, where) for action in self._action(item, at))
+        return tuple(action for item, at in items(data, where) for action in self._action(item, at))
 
     def _action(self, data: Any, where: str) -> tuple[Action, ...]:
         """One item of a ``run`` or ``do`` list: a mapping whose first key says what happens."""
-        s = _Section(data, where)
+        s = Section(data, where)
         verb = next(iter(data), None)
-        makers: dict[str, Callable[[_Section], tuple[Action, ...]]] = {
+        makers: dict[str, Callable[[Section], tuple[Action, ...]]] = {
             "host": self._host,
             "launch": self._launch,
             "graph": self._graph_launch,
             "copy": self._copy,
             "memset": lambda s: (Memset(s.need("memset", size_bytes), _stream(s)),),
             "sync": self._sync,
-            "record": lambda s: (Record(s.need("record", _text), _stream(s)),),
-            "wait": lambda s: (Wait(s.need("wait", _text), _stream(s)),),
+            "record": lambda s: (Record(s.need("record", text_of), _stream(s)),),
+            "wait": lambda s: (Wait(s.need("wait", text_of), _stream(s)),),
             "malloc": lambda s: (Allocate("malloc", s.need("malloc", size_bytes), s.take("call", duration_ns, None)),),
             "free": lambda s: (Allocate("free", s.need("free", size_bytes), s.take("call", duration_ns, None)),),
             "load_module": lambda s: (LoadModule(s.need("load_module", duration_ns)),),
-            "block": lambda s: (Block(s.need("block", _text), s.need("for", duration_ns)),),
-            "overhead": lambda s: (Overhead(s.need("overhead", _text), s.need("for", duration_ns)),),
+            "block": lambda s: (Block(s.need("block", text_of), s.need("for", duration_ns)),),
+            "overhead": lambda s: (Overhead(s.need("overhead", text_of), s.need("for", duration_ns)),),
             "repeat": self._repeat,
             "range": self._repeat,
             "use": self._use,
         } | {op: self._collective(op) for op in COLLECTIVES}
         if verb not in makers:
-            raise UsageError(f"{where}: no action {verb!r}.{_did_you_mean(str(verb), makers)}")
+            raise UsageError(f"{where}: no action {verb!r}.{did_you_mean(str(verb), makers)}")
         actions = makers[verb](s)
         s.done()
         return actions
 
-    def _host(self, s: _Section) -> tuple[Action, ...]:
+    def _host(self, s: Section) -> tuple[Action, ...]:
         action = Host(s.need("host", duration_ns))
-        name = s.take("range", _text, "")
+        name = s.take("range", text_of, "")
         return (Repeat((action,), 1, name),) if name else (action,)
 
-    def _launch(self, s: _Section) -> tuple[Action, ...]:
+    def _launch(self, s: Section) -> tuple[Action, ...]:
         kernel = s.need("launch", lambda value, at: self._named(self.kernels, "kernel", value, at))
-        return (Launch(kernel, s.take("count", _positive, 1), _stream(s), s.take("call", duration_ns, None)),)
+        return (Launch(kernel, s.take("count", positive, 1), _stream(s), s.take("call", duration_ns, None)),)
 
-    def _graph_launch(self, s: _Section) -> tuple[Action, ...]:
-        name = s.need("graph", _text)
+    def _graph_launch(self, s: Section) -> tuple[Action, ...]:
+        name = s.need("graph", text_of)
         graph = self._named(self.graphs, "graph", name, s.where)
         number = list(self.graphs).index(name) + 1
         return (GraphLaunch(graph, number, _stream(s), s.take("call", duration_ns, None)),)
 
-    def _copy(self, s: _Section) -> tuple[Action, ...]:
-        kind = s.need("copy", _one_of(COPY_KINDS))
+    def _copy(self, s: Section) -> tuple[Action, ...]:
+        kind = s.need("copy", one_of(COPY_KINDS))
         size = s.need("size", size_bytes)
-        memory = s.take("memory", _one_of(HOST_MEMORY), "pinned")
-        return (Copy(kind, size, memory, s.take("blocking", _flag, False), _stream(s)),)
+        memory = s.take("memory", one_of(HOST_MEMORY), "pinned")
+        return (Copy(kind, size, memory, s.take("blocking", flag, False), _stream(s)),)
 
-    def _sync(self, s: _Section) -> tuple[Action, ...]:
-        what = s.need("sync", _one_of(("stream", "device", "event")))
+    def _sync(self, s: Section) -> tuple[Action, ...]:
+        what = s.need("sync", one_of(("stream", "device", "event")))
         if what == "device":
             return (Sync(None, None, 0),)
         if what == "stream":
             return (Sync(_stream(s), None, 0),)
-        return (Sync(None, s.need("event", _text), s.take("ago", _whole, 0)),)
+        return (Sync(None, s.need("event", text_of), s.take("ago", whole, 0)),)
 
-    def _collective(self, op: str) -> Callable[[_Section], tuple[Action, ...]]:
+    def _collective(self, op: str) -> Callable[[Section], tuple[Action, ...]]:
         return lambda s: (Collective(op, s.need(op, size_bytes), _stream(s)),)
 
-    def _repeat(self, s: _Section) -> tuple[Action, ...]:
-        times = s.take("repeat", _positive, 1)
-        name = s.take("range", _text, "")
+    def _repeat(self, s: Section) -> tuple[Action, ...]:
+        times = s.take("repeat", positive, 1)
+        name = s.take("range", text_of, "")
         return (Repeat(s.need("do", self._actions), times, name or None),)
 
-    def _use(self, s: _Section) -> tuple[Action, ...]:
-        name = s.need("use", _text)
+    def _use(self, s: Section) -> tuple[Action, ...]:
+        name = s.need("use", text_of)
         if name in self._open_sequences:
             raise UsageError(f"{s.where}: the sequence {name!r} uses itself.")
         body = self._named(self.sequences, "sequence", name, s.where)
@@ -554,7 +543,7 @@ class _Parser:
 
     def _named(self, table: dict[str, T], what: str, name: Any, where: str) -> T:
         if not isinstance(name, str) or name not in table:
-            raise UsageError(f"{where}: no {what} {name!r}.{_did_you_mean(str(name), table)}")
+            raise UsageError(f"{where}: no {what} {name!r}.{did_you_mean(str(name), table)}")
         return table[name]
 
 
@@ -579,125 +568,15 @@ def _work_of(operator: Operator, time_ns: int | None, flops: float, size: float,
     return float(counted), float(least)
 
 
-def duration_ns(value: Any, where: str) -> int:
-    """ "12us", "1.5 ms", 0 → whole ns. Raises UsageError."""
-    return _quantity(value, where, _TIME_UNITS, "a duration with its unit, such as 12us or 1.5ms")
-
-
-def size_bytes(value: Any, where: str) -> int:
-    """ "32 MB", "4KiB", 512 → bytes. Raises UsageError."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    return _quantity(value, where, _SIZE_UNITS, "a size, such as 4096, 64KiB or 32MB")
-
-
-def _quantity(value: Any, where: str, units: dict[str, int], what: str) -> int:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zµ]+)\s*", str(value).lower())
-    if value == 0 and not isinstance(value, bool):
-        return 0
-    if not match or match[2] not in units:
-        raise UsageError(f"{where}: expected {what}, found {_shown(value)}.")
-    return round(float(match[1]) * units[match[2]])
-
-
-def _stream(s: _Section) -> int:
-    return s.take("stream", _positive, 7)
-
-
-def _items(data: Any, where: str) -> list[tuple[Any, str]]:
-    if not isinstance(data, list):
-        raise UsageError(f"{where}: expected a list, found {_shown(data)}.")
-    return [(item, f"{where}[{number}]") for number, item in enumerate(data)]
-
-
-def _mapping(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise UsageError(f"{where}: expected keys with values, found {_shown(value)}.")
-    return value
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f"{where}: expected text, found {_shown(value)}.")
-    return value
-
-
-def _flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"{where}: expected true or false, found {_shown(value)}.")
-    return value
-
-
-def _whole(value: Any, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise UsageError(f"{where}: expected a whole number, found {_shown(value)}.")
-    return value
-
-
-def _positive(value: Any, where: str) -> int:
-    if _whole(value, where) == 0:
-        raise UsageError(f"{where}: expected a whole number over 0, found 0.")
-    return int(value)
-
-
-def _rate(value: Any, where: str) -> float:
-    """A number over 0. YAML reads 989e12 as text (it wants 989.0e+12), so text that is a number will do."""
-    try:
-        number = float(value) if not isinstance(value, bool) else 0.0
-    except (TypeError, ValueError):
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise UsageError(f"{where}: expected a number over 0, found {_shown(value)}.")
-    return number
-
-
-def _share(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise UsageError(f"{where}: expected a number from 0 to 1, found {_shown(value)}.")
-    return float(value)
-
-
-def _pair(value: Any, where: str) -> tuple[int, int]:
-    numbers = _numbers(value, where, 2)
-    return numbers[0], numbers[1]
-
-
-def _triple(value: Any, where: str) -> tuple[int, int, int]:
-    numbers = _numbers(value, where, 3)
-    return numbers[0], numbers[1], numbers[2]
-
-
-def _numbers(value: Any, where: str, count: int) -> list[int]:
-    if not isinstance(value, list) or len(value) != count:
-        raise UsageError(f"{where}: expected a list of {count} whole numbers, found {_shown(value)}.")
-    return [_whole(item, where) for item in value]
+def _stream(s: Section) -> int:
+    return s.take("stream", positive, 7)
 
 
 def _counters(value: Any, where: str) -> dict[str, float]:
     """Counter name → per cent of peak while the kernel runs."""
-    for name, percent in _mapping(value, where).items():
+    for name, percent in mapping(value, where).items():
         if name not in COUNTERS:
-            raise UsageError(f"{where}: no counter {name!r}.{_did_you_mean(str(name), COUNTERS)}")
+            raise UsageError(f"{where}: no counter {name!r}.{did_you_mean(str(name), COUNTERS)}")
         if isinstance(percent, bool) or not isinstance(percent, int | float) or not 0 <= percent <= 100:
-            raise UsageError(f"{where}: {name}: expected per cent from 0 to 100, found {_shown(percent)}.")
+            raise UsageError(f"{where}: {name}: expected per cent from 0 to 100, found {shown(percent)}.")
     return {name: float(percent) for name, percent in value.items()}
-
-
-def _one_of(choices: tuple[str, ...]) -> Callable[[Any, str], str]:
-    def parse(value: Any, where: str) -> str:
-        if value not in choices:
-            raise UsageError(f"{where}: expected one of {', '.join(choices)}, found {_shown(value)}.")
-        return str(value)
-
-    return parse
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    known = sorted(map(str, known))
-    close = difflib.get_close_matches(str(name), known, 1)
-    return f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(known) or 'none'}."
-
-
-def _shown(value: Any) -> str:
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
