@@ -103,7 +103,7 @@ def traces(draw: st.DrawFn, stretch: st.SearchStrategy[tuple[int, int]] = STRETC
         "graphs": gpu_rows(2, stretch, graph=st.just(1)),
         "copies": gpu_rows(6, stretch, kind=copy_kind, src=memory, dst=memory, bytes=st.integers(0, 10**9)),
         "memsets": gpu_rows(3, stretch, bytes=st.integers(0, 10**6)),
-        "syncs": gpu_rows(3, FORWARD, kind=st.integers(1, 4)),
+        "syncs": gpu_rows(3, FORWARD, kind=st.integers(1, 4), record=st.just(-1), record_stream=st.just(-1)),
         "api_calls": host_rows(
             12, correlation=CORRELATION, name=names(CALLS), return_value=st.sampled_from([0, 0, 0, 2])
         ),

@@ -79,6 +79,9 @@ SCHEMA: dict[str, dict[str, str]] = {
     "syncs": {
         **_ON_GPU,
         "kind": "EVENT_SYNC, STREAM_WAIT_EVENT, STREAM_SYNC, CONTEXT_SYNC",
+        # Of waits for an event: the call that recorded it last, and the stream it recorded there (-1 = not known).
+        "record": "id",
+        "record_stream": "streams",
     },
     "api_calls": {
         "start": "time",
@@ -169,6 +172,14 @@ class Table:
     def __getitem__(self, column: str) -> NDArray[Any]:
         return self._columns[column]
 
+    @property
+    def columns(self) -> list[str]:
+        return list(self._columns)
+
+    def replaced(self, **columns: NDArray[Any]) -> Table:
+        """The table with these columns instead of its own."""
+        return Table(self.name, self._columns | columns)
+
     def take(self, rows: NDArray[Any]) -> Table:
         """The rows chosen by an index or boolean array; unchanged (not copied) where a boolean one chooses all."""
         if rows.dtype == np.bool_ and rows.all():
@@ -252,6 +263,7 @@ class OperatorInputs:
 
 # The tool of Kineto traces, in TraceProvenance.
 PYTORCH_PROFILER = "PyTorch profiler"
+CUPTI_BACKEND = "infprof --backend cupti"
 
 
 @dataclass

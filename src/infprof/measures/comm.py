@@ -45,29 +45,41 @@ def add_comm(measures: Measures, prepared: Prepared, time: DeviceTime, rows: Boo
     measures.add("comm_spread_ratio", ratio, "ratio", source="timeline" if ratio is not None else _NEEDS_RANKS)
 
 
-def arrival_wait(prepared: Prepared, time: DeviceTime, mine: BoolArray) -> int | None:
-    """How long this device's collectives ran before the last device began the same one; None if they do not match.
+def matched_collectives(prepared: Prepared, low: int | None = None, high: int | None = None) -> list[IntArray] | None:
+    """The communication kernels of each device, as rows of ``operations``, between two times; None if they do not match.
 
-    The k-th collective of each device is the same operation when names agree; kernels of a collective start as their
-    rank arrives and end together.
+    The k-th collective of each device is the same operation when names agree.
     """
     ops, table = prepared.operations, prepared.trace.kernels
-    if table is None or not mine.any():
+    if table is None:
         return None
-    low, high = int(time.scope.starts[0]), int(time.scope.ends[-1])
-    inside = (ops.kind == op.KERNEL) & ops.is_comm & (ops.end > low) & (ops.start < high)
+    inside = (ops.kind == op.KERNEL) & ops.is_comm
+    if low is not None and high is not None:
+        inside &= (ops.end > low) & (ops.start < high)
     devices = distinct_values(ops.device[inside]).tolist()
-    if len(devices) < 2 or time.device not in devices:
+    if len(devices) < 2:
         return None
-    chains = [np.flatnonzero(inside & (ops.device == device)) for device in devices]
+    chains: list[IntArray] = [np.flatnonzero(inside & (ops.device == device)) for device in devices]
     if len({len(chain) for chain in chains}) > 1:
         return None
     names = [table["name"][ops.row[chain]] for chain in chains]
     same = np.mean([np.mean(names[0] == other) for other in names[1:]])
-    if same < MATCHED_SHARE:
+    return chains if same >= MATCHED_SHARE else None
+
+
+def arrival_wait(prepared: Prepared, time: DeviceTime, mine: BoolArray) -> int | None:
+    """How long this device's collectives ran before the last device began the same one; None if they do not match.
+
+    Kernels of a collective start as their rank arrives and end together.
+    """
+    ops = prepared.operations
+    if not mine.any():
         return None
-    starts: list[IntArray] = [ops.start[chain] for chain in chains]
-    last = np.max(np.stack(starts), axis=0)
+    chains = matched_collectives(prepared, int(time.scope.starts[0]), int(time.scope.ends[-1]))
+    devices = [int(ops.device[chain[0]]) for chain in chains or ()]
+    if chains is None or time.device not in devices:
+        return None
+    last = np.max(np.stack([ops.start[chain] for chain in chains]), axis=0)
     own = chains[devices.index(time.device)]
     waited = np.clip(last - ops.start[own], 0, ops.end[own] - ops.start[own])
     return int(waited.sum())

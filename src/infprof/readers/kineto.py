@@ -6,6 +6,7 @@ Python frames are left out: they are most of the text of a trace with stacks, an
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -424,9 +425,22 @@ class _Builder:
         kinds = [
             next((kind for words, kind in _SYNC_KINDS if words in name.lower()), 0) for name in self.strings.values
         ]
-        return t.Table("syncs", {**columns, "kind": np.array(kinds, dtype=np.int64)[rows["name"][keep]]}).sorted_by(
-            "start"
-        )
+        record, number = rows["record"][keep], rows["record_stream"][keep]
+        # Streams that ran something have a row above.
+        numbers = {
+            (s.device, s.process, s.number): i for i, s in enumerate(itertools.starmap(t.Stream, self.stream_index))
+        }
+        places, which = distinct_rows(columns["device"], columns["process"], number)
+        streams = np.array([numbers.get((d, p, n), -1) for d, p, n in places], dtype=np.int64)[which]
+        return t.Table(
+            "syncs",
+            {
+                **columns,
+                "kind": np.array(kinds, dtype=np.int64)[rows["name"][keep]],
+                "record": np.maximum(record, -1),
+                "record_stream": np.where(record >= 0, streams, -1),
+            },
+        ).sorted_by("start")
 
     def _collectives(self) -> t.Table | None:
         """What kernels say of the collective that they carry out; rows of kernels that were left out go with them."""

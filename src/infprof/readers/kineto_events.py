@@ -86,6 +86,8 @@ class Args(msgspec.Struct, gc=False):
     grid: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
     graph_node: int = msgspec.field(default=-1, name="graph node id")
+    record: int = msgspec.field(default=-1, name="wait_on_cuda_event_record_corr_id")
+    record_stream: int = msgspec.field(default=-1, name="wait_on_stream")
     dims: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input Dims")
     old_dims: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input dims")
     types: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input type")
@@ -325,7 +327,11 @@ def _size_extra(args: Sequence[Args]) -> dict[str, NDArray[Any]]:
     return {"bytes": ints([a.bytes if a.bytes >= 0 else a.size for a in args])}
 
 
-_EXTRA: dict[str, _Extra] = {KERNEL: _kernel_extra, COPY: _size_extra, MEMSET: _size_extra}
+def _sync_extra(args: Sequence[Args]) -> dict[str, NDArray[Any]]:
+    return {"record": ints([a.record for a in args]), "record_stream": ints([a.record_stream for a in args])}
+
+
+_EXTRA: dict[str, _Extra] = {KERNEL: _kernel_extra, COPY: _size_extra, MEMSET: _size_extra, SYNC: _sync_extra}
 
 _LABELLED_PID = re.compile(r"^\[(.+?)\]\s*(-?\d+)?")
 

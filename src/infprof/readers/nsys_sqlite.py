@@ -95,6 +95,8 @@ _NVTX_PUSH_POP = (59, 70)
 _NVTX_START_END = (60, 71)
 _NVTX_DOMAINS = (75, 76)
 _NVTX_THREAD_NAME = 39
+# What stands for no event.
+_NO_EVENT = 2**32 - 1
 
 
 class NsysSqliteReader:
@@ -632,16 +634,23 @@ class _Builder:
         table = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
         if not self.file.has(table, "start", "end"):
             return None
-        wanted = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid", "syncType")
+        wanted = (
+            "start",
+            "end",
+            "deviceId",
+            "contextId",
+            "streamId",
+            "correlationId",
+            "globalPid",
+            "syncType",
+            "eventId",
+        )
         columns = self.file.ints(table, wanted)
         rows = len(columns["start"].values)
         process = self._process(columns.get("globalPid"), rows)
-        # A context-wide wait has no stream of its own: streams are only those that ran something.
-        numbers = {(s.process, s.context, s.number): i for i, s in enumerate(self.streams)}
         context = columns["contextId"].filled(-1) if "contextId" in columns else np.full(rows, -1)
         number = columns["streamId"].filled(-1) if "streamId" in columns else np.full(rows, -1)
-        places, which = distinct_rows(process, context, number)
-        stream = _of_each([numbers.get((p, c, n), -1) for p, c, n in places])[which]
+        stream = self._stream_of(process, context, number)
         of_stream = np.array([s.device for s in self.streams], dtype=np.int64)
         device = np.where(stream >= 0, of_stream[stream], -1) if len(of_stream) else np.full(rows, -1)
         keep = self._usable(columns, "synchronisation records", zero_is_fine=True)
@@ -657,8 +666,52 @@ class _Builder:
                 "stream": stream,
                 "correlation": correlation,
                 "kind": kind,
+                **self._records(process, correlation, columns.get("eventId"), kind),
             },
         ).take(keep)
+
+    def _records(
+        self, process: IntArray, correlation: IntArray, event: IntColumn | None, kind: IntArray
+    ) -> dict[str, IntArray]:
+        """For each wait for an event (process, id of the wait, event): the last record of the event before it.
+
+        Correlation ids of a process ascend in the order of its calls; records have no time of their own.
+        """
+        none = {"record": constant(-1, len(process)), "record_stream": constant(-1, len(process))}
+        table = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
+        if event is None or not len(process) or not self.file.has(table, "eventId", "streamId", "correlationId"):
+            return none
+        columns = self.file.ints(table, ("eventId", "contextId", "streamId", "correlationId", "globalPid"))
+        rows = len(columns["eventId"].values)
+        if not rows:
+            return none
+        of_process = self._process(columns.get("globalPid"), rows)
+        recorded = columns["correlationId"].filled(-1)
+        context = columns["contextId"].filled(-1) if "contextId" in columns else np.full(rows, -1)
+        streams = self._stream_of(of_process, context, columns["streamId"].filled(-1))
+        # One number per event of a process, the same for waits and records.
+        waited = event.filled(-1)
+        _, which = distinct_rows(
+            np.concatenate([of_process, process]), np.concatenate([columns["eventId"].filled(-2), waited])
+        )
+        # The last of the records and waits of an event that come before a wait, in one sorted row.
+        ids = np.concatenate([recorded, correlation])
+        order = np.lexsort((ids, which))
+        is_record = order < rows
+        last = np.maximum.accumulate(np.where(is_record, np.arange(len(order)), -1))
+        before = np.empty(len(order), dtype=np.int64)
+        before[order] = np.where(last >= 0, order[last], -1)
+        row = before[rows:]
+        found = (row >= 0) & (which[row] == which[rows:]) & (waited != _NO_EVENT) & (waited >= 0)
+        # Other waits have a number there that is no event's.
+        found &= (kind == t.EVENT_SYNC) | (kind == t.STREAM_WAIT_EVENT)
+        return {"record": np.where(found, recorded[row], -1), "record_stream": np.where(found, streams[row], -1)}
+
+    def _stream_of(self, process: IntArray, context: IntArray, number: IntArray) -> IntArray:
+        """Indexes of streams; -1 for a context-wide wait and a stream that ran nothing."""
+        numbers = {(s.process, s.context, s.number): i for i, s in enumerate(self.streams)}
+        places, which = distinct_rows(process, context, number)
+        return _of_each([numbers.get((p, c, n), -1) for p, c, n in places])[which]
 
     # --- host tables -----------------------------------------------------------------------------------------------
 
@@ -992,7 +1045,17 @@ class _Builder:
         events = sorted({v for n, v in metadata if n == "CAPTURE_EVENT_TYPE"})
         if events:
             capture["event_types"] = events
-        return t.TraceProvenance("nsys", version, [self.path.name.encode("utf-8", "replace").decode()], capture)
+        tool = "nsys"
+        if ("EXPORT_PRODUCT_NAME", t.CUPTI_BACKEND) in metadata:
+            tool = t.CUPTI_BACKEND
+            self.problems.append(
+                Problem(
+                    "experimental-recorder",
+                    f"Recorded by `{t.CUPTI_BACKEND}`, which is experimental: it has not been checked on a GPU against nsys. "
+                    "Check what this diagnosis says with another recorder (`--backend nsys` or torch) before acting on it.",
+                )
+            )
+        return t.TraceProvenance(tool, version, [self.path.name.encode("utf-8", "replace").decode()], capture)
 
     def _diagnostics(self) -> list[tuple[str, str]]:
         if not self.file.has("DIAGNOSTIC_EVENT", "severity", "text"):

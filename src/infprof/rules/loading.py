@@ -12,6 +12,7 @@ import yaml
 
 from infprof.errors import UsageError
 from infprof.measures.names import MEASURES
+from infprof.replay.setting import Setting, parse_setting
 from infprof.results import SEVERITIES, VERDICT_CLASSES, Remedy
 from infprof.rules import model, thresholds
 from infprof.rules.expression import Expression, ExpressionError, parse, unknown
@@ -49,6 +50,7 @@ _OPTIONAL_KEYS = (
     "rank",
     "confirmed",
     "ncu",
+    "replay",
     "states",
     "class",
     "cause",
@@ -239,6 +241,7 @@ class _Fields:
             evidence=self._choices("evidence", tuple(MEASURES), what="measure"),
             where=self._selector("where"),
             ncu=self._selector("ncu") if "ncu" in self._data else None,
+            replay=self._replay(),
             remedies=self._remedies(),
             gain=self._gain(),
             quiet_when=self._text("quiet_when"),
@@ -246,6 +249,15 @@ class _Fields:
             cases=self._items("cases", self._case),
             path=self._path,
         )
+
+    def _replay(self) -> Setting | None:
+        """What a replay takes away to see what the finding costs."""
+        if "replay" not in self._data:
+            return None
+        try:
+            return parse_setting(self._text("replay"))
+        except UsageError as error:
+            raise _Bad(("replay",), str(error).removeprefix("--set ")) from None
 
     def _id(self) -> str:
         rule_id = self._text("id")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from infprof.replay.setting import Setting
 from infprof.results import IDLE_CAUSES, Remedy
 from infprof.rules.expression import Expression
 
@@ -129,6 +130,7 @@ class Rule:
     evidence: tuple[str, ...]
     where: str
     ncu: str | None
+    replay: Setting | None
     remedies: tuple[Remedy, ...]
     gain: GainBounds | None
     quiet_when: str

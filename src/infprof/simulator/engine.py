@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from infprof.errors import UsageError
@@ -94,7 +94,8 @@ class GpuOp:
 
 @dataclass(frozen=True)
 class Call:
-    """A CUDA call on a thread; ``sync`` says what it waited for (stream, event, context), with the stream and event.
+    """A CUDA call on a thread; ``sync`` says what it waited for (stream, event, context), with the stream and event, or
+    what it made its stream wait for (stream-wait-event).
 
     ``record``: correlation id and stream of the record of that event, where it was recorded.
     """
@@ -233,11 +234,16 @@ class _Process:
         self.waits: dict[int, list[GpuOp]] = {}
         self.records: dict[str, list[GpuOp | None]] = {}
         self.record_calls: dict[str, list[tuple[int, int]]] = {}
-        self.event_ids: dict[str, int] = {}
+        self.event_ids: dict[tuple[str, int], int] = {}
         self.engines: dict[str, GpuOp] = {}
         self.live: list[tuple[int, int]] = []
         self.next_address = 0x7F0000000000
         self.collectives = 0
+
+    def event_of(self, name: str, ago: int) -> int | None:
+        """The id of a record of an event, ``ago`` records back: programs that wait for the one before take turns with two."""
+        number = len(self.record_calls.get(name, ())) - ago
+        return self.event_ids.setdefault((name, number % 2), len(self.event_ids) + 1) if number > 0 else None
 
 
 def _communicates(actions: tuple[Action, ...]) -> bool:
@@ -345,6 +351,7 @@ class _Engine:
                 self._record(thread, action, correlation)
             case Wait():
                 self._call(thread, "cudaStreamWaitEvent_v3020", costs.event_ns)
+                self._note_wait(thread, action)
                 op_or_none = self._recorded(thread, action.event, 0)
                 if op_or_none:
                     self.processes[thread.process].waits.setdefault(action.stream, []).append(op_or_none)
@@ -451,7 +458,7 @@ class _Engine:
         if action.event is not None:
             record = _before_last(process.record_calls.get(action.event, []), action.ago)
             awaited = [op for op in [self._recorded(thread, action.event, action.ago)] if op]
-            name, what, event = "cudaEventSynchronize_v3020", "event", process.event_ids.get(action.event)
+            name, what, event = "cudaEventSynchronize_v3020", "event", process.event_of(action.event, action.ago)
         elif action.stream is not None:
             awaited = [process.tails[action.stream]] if action.stream in process.tails else []
             name, what = "cudaStreamSynchronize_v3020", "stream"
@@ -486,8 +493,20 @@ class _Engine:
         process = self.processes[thread.process]
         process.records.setdefault(action.event, []).append(process.tails.get(action.stream))
         process.record_calls.setdefault(action.event, []).append((correlation, action.stream))
-        event = process.event_ids.setdefault(action.event, len(process.event_ids) + 1)
+        event = process.event_of(action.event, 0)
+        assert event is not None, "it was recorded just now"
         self.trace.events.append(EventRecord(thread.process, action.stream, correlation, event))
+
+    def _note_wait(self, thread: _Thread, action: Wait) -> None:
+        """What the profiler writes of a stream's wait for an event: the stream, and the record that it waits for."""
+        process = self.processes[thread.process]
+        record = _before_last(process.record_calls.get(action.event, []), 0)
+        if record is not None:
+            call = self.trace.calls[-1]
+            event = process.event_of(action.event, 0)
+            self.trace.calls[-1] = replace(
+                call, sync="stream-wait-event", stream=action.stream, event=event, record=record
+            )
 
     def _recorded(self, thread: _Thread, event: str, ago: int) -> GpuOp | None:
         """The operation that the event's record, ``ago`` records back, stands behind; None before the first one."""

@@ -31,6 +31,13 @@ _CBIDS = {
 }
 _REGISTERS, _SHARED_BYTES = 64, 32_768  # of every kernel, as in the nsys export
 
+_SYNC_NAMES = {
+    "stream": "Stream Sync",
+    "event": "Event Sync",
+    "context": "Context Sync",
+    "stream-wait-event": "Stream Wait Event",
+}
+
 
 class GpuEvents:
     """The part of ``run`` that CUPTI records."""
@@ -107,10 +114,10 @@ class GpuEvents:
         return args
 
     def _sync_text(self, call: Call) -> str:
-        kind = {"stream": "Stream Sync", "event": "Event Sync", "context": "Context Sync"}[call.sync or ""]
-        stream = call.stream or 7 if call.sync == "stream" else -1
+        kind = _SYNC_NAMES[call.sync or ""]
+        stream = call.stream or 7 if call.sync in ("stream", "stream-wait-event") else -1
         args: dict[str, Any] = {**self._external_id(call.correlation), "cuda_sync_kind": kind}
-        if call.sync == "event":
+        if call.sync in ("event", "stream-wait-event"):
             record, on = call.record or (-1, -1)
             args |= {"wait_on_stream": on, "wait_on_cuda_event_record_corr_id": record}
             args["wait_on_cuda_event_id"] = call.event or 0

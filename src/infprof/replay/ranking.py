@@ -1,0 +1,44 @@
+"""Findings by what a replay without their cost would win: an exclusive slice of time is not always time to be won."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from infprof.replay.setting import Setting
+from infprof.replay.whatif import WhatIf
+from infprof.results import Diagnosis, Finding
+from infprof.rules import RuleSet
+
+
+def rank_findings(diagnosis: Diagnosis, rules: RuleSet, whatif: WhatIf, chain: Sequence[Setting]) -> None:
+    """Bound the gains of findings whose rule names a replay, and put the findings that win most first, in place.
+
+    ``chain``: the fixes that gain most together; a finding may gain more once those are made.
+    """
+    settings = {rule.id: rule.replay for rule in rules.rules if rule.replay is not None}
+    window = diagnosis.window.duration_ns
+    if whatif.off is not None or window <= 0 or not any(f.rule in settings for f in diagnosis.findings):
+        return
+    won: dict[Setting, float] = {}
+    order: dict[int, float] = {}
+    for finding in diagnosis.findings:
+        setting = settings.get(finding.rule)
+        if finding.cost.value is None or finding.cost.unit != "ns":
+            continue
+        order[id(finding)] = finding.cost.value / window
+        if setting is None or finding.gain.high is None:
+            continue
+        if setting not in won:
+            won[setting] = min(max(whatif.gain_in_window_ns(setting, chain) / window, 0.0), 1.0)
+        _bound(finding, setting, won[setting])
+        order[id(finding)] = min(order[id(finding)], won[setting])
+    timed = sorted((f for f in diagnosis.findings if id(f) in order), key=lambda f: -order[id(f)])
+    diagnosis.findings[:] = timed + [f for f in diagnosis.findings if id(f) not in order]
+
+
+def _bound(finding: Finding, setting: Setting, share: float) -> None:
+    gain = finding.gain
+    if gain.high is not None and share < gain.high:
+        gain.high = share
+        gain.low = None if gain.low is None else min(gain.low, share)
+        gain.basis = f"Replayed with {setting.text}: up to {share:.1%} of the window. {gain.basis}"
