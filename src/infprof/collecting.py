@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from infprof.trace import PYTORCH_PROFILER
+from infprof.trace import CUPTI_BACKEND, PYTORCH_PROFILER
 
 _COUNTERS = (
     "no hardware counters in this trace: record again with `nsys profile --gpu-metrics-devices=all` "
@@ -49,7 +49,17 @@ _TORCH = Advice(
     calls="Record with `ProfilerActivity.CUDA` among the activities",
 )
 
+_CUPTI = Advice(
+    recorder="infprof's CUPTI collector",
+    gpu_work="record the process that uses the GPU, while it works",
+    gpu_work_lost="the collector has no record of it: let the program end by itself or stop the capture first, and record with "
+    "`--backend nsys` or torch where that does not help",
+    graph_nodes="record again with `--graph-trace node` (it adds some overhead per kernel) to see the kernels inside CUDA graphs",
+    calls="Record with `infprof run --backend nsys`",
+)
+_BY_TOOL = {PYTORCH_PROFILER: _TORCH, CUPTI_BACKEND: _CUPTI}
+
 
 def advice(tool: str) -> Advice:
     """The advice for traces of a tool, as TraceProvenance.tool names it."""
-    return _TORCH if tool == PYTORCH_PROFILER else _NSYS
+    return _BY_TOOL.get(tool, _NSYS)
