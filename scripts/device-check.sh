@@ -1,18 +1,37 @@
 #!/usr/bin/env bash
-# Checks infprof on a machine with an NVIDIA GPU: what doctor says there, and whether a program of known shape,
-# recorded with nsys, gets the diagnosis it must get. For a checkout; takes a few minutes at most; no network needed.
+# Checks infprof on a machine with an NVIDIA GPU: what doctor says there; whether a program of known shape, recorded with
+# nsys, gets the diagnosis it must get; and whether each fault of the reference workload is found under each recorder
+# that works there. For a checkout; ten minutes at most, the most informative steps first.
 #
 #   scripts/device-check.sh            results go to $OUT, default ./device-check-out
-#   NSYS=/path/to/nsys PYTHON=/path/to/python scripts/device-check.sh
+#   scripts/device-check.sh --dry-run  what can be tried without a GPU: the workload on the CPU, where every diagnosis
+#                                      must be unusable, code no-gpu-work
 #
-# Every step is tried, whatever the others did. Ends with 0 when all worked, 1 when one failed, 4 when there is no GPU.
+#   NSYS=/path/to/nsys PYTHON=/path/to/python    what to use instead of what is found
+#   LIMIT_S=570       for all of it                  PRESET=3b             size of the workload; by default what fits
+#   FAULTS=none,sync  these faults alone             BACKENDS=nsys,torch   these recorders alone
+#   INSTALL=0         installs nothing, whatever is missing; VENV is where it would go, default .venv/device
+#
+# Nothing is downloaded where a Python has all that is needed. Every step is tried, whatever the others did. Ends with 0
+# when all worked, 1 when one failed, 4 when there is no GPU.
 set -uo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
+dry=
+case "${1:-}" in
+    "") ;;
+    --dry-run) dry=1 ;;
+    *)
+        echo "device-check: there is only --dry-run; the rest is set by variables, see the head of $0." >&2
+        exit 2
+        ;;
+esac
 out=${OUT:-./device-check-out}
 mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
+limit_s=${LIMIT_S:-570}
+venv=${VENV:-$root/.venv/device}
 done_steps=0
 failed_steps=0
 export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH}
@@ -26,21 +45,94 @@ bad() {
     failed_steps=$((failed_steps + 1))
     say "failed: $*"
 }
+# has_time SECONDS WHAT: whether a step still fits; what does not is said, and is no failure.
+has_time() {
+    [ $((limit_s - SECONDS)) -ge "$1" ] && return
+    say "left out, the time was over: $2"
+    return 1
+}
 : >"$out/summary.txt"
 
-# A Python that has what infprof imports; where none has, infprof's own steps are left out and said so.
-find_python() {
+# With the driver's own library alone; what there is to install, and whether, depends on it.
+timeout 120 "${PYTHON:-python3}" "$here/cuda-probe.py" 20 >"$out/probe.json" 2>"$out/probe.err"
+probed=$?
+[ "$probed" = 0 ] || INSTALL=0
+
+# What infprof imports to record and to diagnose, and what the workload needs besides.
+needs='httpx jinja2 msgspec numpy psutil pynvml rich simpleeval typer yaml'
+missing_in() {
+    "$1" - "$2" 2>/dev/null <<'PYTHON' || echo "a Python 3.10 or newer that runs"
+import importlib, sys
+assert sys.version_info >= (3, 10)
+missing = []
+for name in sys.argv[1].split():
+    try:
+        importlib.import_module(name)
+    except Exception:
+        missing.append(name)
+print(*missing)
+PYTHON
+}
+# Whether a Python has a PyTorch that can use this machine's GPU; in a dry run any will do.
+has_torch() {
+    timeout 120 "$1" -c "import sys, torch; sys.exit(not (${dry:-0} or torch.cuda.is_available()))" >/dev/null 2>&1
+}
+candidates() {
     local candidate
-    for candidate in ${PYTHON:+"$PYTHON"} "$root/.venv/bin/python" python3; do
-        if "$candidate" -c 'import numpy, typer, simpleeval, yaml' 2>/dev/null; then
-            echo "$candidate"
-            return
-        fi
+    for candidate in ${PYTHON:+"$PYTHON"} "$root/.venv/bin/python" "$venv/bin/python" python3 python; do
+        command -v "$candidate" >/dev/null && echo "$candidate"
     done
+}
+# A venv over a Python, whose packages it sees, with what that one lacks. Prints its Python, or nothing and why not.
+install_over() {
+    local base=$1
+    shift
+    [ "${INSTALL:-1}" = 1 ] || return
+    "$base" -m venv --system-site-packages "$venv" >"$out/install.log" 2>&1 &&
+        timeout 200 "$venv/bin/python" -m pip install --disable-pip-version-check --retries 1 "$@" \
+            >>"$out/install.log" 2>&1 && echo "$venv/bin/python"
+}
+# The first Python that has all; else one with PyTorch, completed; else one that can at least diagnose.
+find_python() {
+    local candidate with_torch='' complete=''
+    while read -r candidate; do
+        if [ -z "$(missing_in "$candidate" "$needs")" ]; then
+            [ -n "$complete" ] || complete=$candidate
+            if has_torch "$candidate"; then
+                echo "$candidate"
+                return
+            fi
+        elif [ -z "$with_torch" ] && has_torch "$candidate"; then
+            with_torch=$candidate
+        fi
+    done < <(candidates)
+    if [ -n "$with_torch" ]; then install_over "$with_torch" "$root" && return; fi
+    if [ -z "$with_torch" ]; then install_over "${complete:-python3}" "${root}[torch]" && return; fi
+    echo "$complete"
 }
 python=$(find_python)
 plain_python=${python:-python3}
-infprof() { timeout 120 "$python" -c 'import sys; from infprof.cli import main; sys.exit(main())' "$@"; }
+infprof() { timeout --kill-after=10 120 "$python" -c 'import sys; from infprof.cli import main; sys.exit(main())' "$@"; }
+has_workload=
+if [ -z "$python" ]; then
+    bad "no Python here has what infprof needs, python3 lacks: $(missing_in python3 "$needs")" \
+        "(tail of install.log: $(tail -n 1 "$out/install.log" 2>/dev/null))"
+elif has_torch "$python"; then
+    has_workload=1
+    say "using $python with PyTorch $("$python" -c 'import torch; print(torch.__version__)' 2>/dev/null)"
+elif [ "$probed" = 0 ]; then
+    bad "no Python here has a PyTorch that can use the GPU, so the workload is left out: pip install 'infprof[torch]'" \
+        "(tail of install.log: $(tail -n 1 "$out/install.log" 2>/dev/null))"
+fi
+
+if [ -n "$python" ]; then
+    # Always exits with 0: it reports, it does not judge.
+    if infprof doctor --json >"$out/doctor.json" 2>"$out/doctor.err"; then ok "doctor, see doctor.json"; else
+        bad "doctor ended with $?: $(tail -n 1 "$out/doctor.err")"
+    fi
+    infprof doctor >"$out/doctor.txt" 2>&1 || true
+fi
+(nvidia-smi || true) >"$out/nvidia-smi.txt" 2>&1
 
 # The newest nsys that can be found; Nsight Compute brings one too, which cannot always make a report.
 find_nsys() {
@@ -55,19 +147,39 @@ find_nsys() {
     done
 }
 
-if [ -n "$python" ]; then
-    # Always exits with 0: it reports, it does not judge.
-    if infprof doctor --json >"$out/doctor.json" 2>"$out/doctor.err"; then ok "doctor, see doctor.json"; else
-        bad "doctor ended with $?: $(tail -n 1 "$out/doctor.err")"
+# matrix SECONDS: the workload with each fault under each recorder, and the table of it.
+matrix() {
+    [ -n "$has_workload" ] || return
+    local options=(--limit "$1" --preset "$preset" --faults "${FAULTS:-}" --backends "${BACKENDS:-}")
+    [ -z "$dry" ] || options+=(--cpu)
+    # Otherwise infprof takes the newest that it finds.
+    [ -z "${NSYS:-}" ] || options+=(--nsys "$NSYS")
+    if "$python" "$here/fault-matrix.py" "$out" "${options[@]}" 2>&1 | tee "$out/fault-matrix.log"; then
+        ok "the workload's faults: $(tail -n 1 "$out/fault-matrix.txt")"
+    else
+        bad "the workload's faults: $(tail -n 1 "$out/fault-matrix.txt" 2>/dev/null || tail -n 1 "$out/fault-matrix.log")"
     fi
-    infprof doctor >"$out/doctor.txt" 2>&1 || true
-else
-    bad "no Python here has infprof's dependencies (numpy, typer, simpleeval, pyyaml)"
-fi
-(nvidia-smi || true) >"$out/nvidia-smi.txt" 2>&1
+}
+# The largest preset whose weights in float32 leave half of the memory free.
+fitting_preset() {
+    local mib
+    mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1)
+    if [ "${mib:-0}" -ge 30000 ] 2>/dev/null; then echo 3b; elif [ "${mib:-0}" -ge 9000 ] 2>/dev/null; then echo 1b; else echo small; fi
+}
+finish() {
+    say "$done_steps steps worked, $failed_steps failed; everything is in $out"
+    [ "$failed_steps" = 0 ]
+    exit
+}
 
-timeout 120 "$plain_python" "$here/cuda-probe.py" 20 >"$out/probe.json" 2>"$out/probe.err"
-case $? in
+nsys=$(find_nsys)
+preset=${PRESET:-$(fitting_preset)}
+if [ -n "$dry" ]; then
+    matrix $((limit_s - SECONDS))
+    finish
+fi
+
+case $probed in
     0) ok "CUDA program without a profiler: $(cat "$out/probe.json")" ;;
     4)
         say "$(cat "$out/probe.err")"
@@ -128,12 +240,15 @@ PYTHON
     ); then ok "$1: $answer"; else bad "$1: the counts are not the program's: $answer"; fi
 }
 
-nsys=$(find_nsys)
 if [ -z "$nsys" ]; then
     bad "no nsys here: nothing was recorded (set NSYS=/path/to/nsys)"
 else
     say "using $("$nsys" --version 2>/dev/null | head -n 1) at $nsys"
     record plain
+fi
+# What follows it takes a minute and a half.
+if has_time 120 "the workload's faults"; then matrix $((limit_s - SECONDS - 90)); fi
+if [ -n "$nsys" ] && has_time 45 "counters of nsys"; then
     # Later releases spell the option with an s.
     metrics=$("$nsys" profile --help 2>/dev/null | grep -oE -- '--gpu-metrics-devices?=' | head -n 1)
     if [ -n "$metrics" ]; then record counters "${metrics}all"; else say "this nsys has no GPU metrics option"; fi
@@ -186,10 +301,6 @@ PYTHON
     ); then ok "run --backend $1: $answer"; else bad "run --backend $1: $answer"; fi
 }
 
-if [ -n "$python" ]; then
-    watch none
-    [ -z "$nsys" ] || watch nsys
-fi
-
-say "$done_steps steps worked, $failed_steps failed; everything is in $out"
-[ "$failed_steps" = 0 ]
+if [ -n "$python" ] && has_time 30 "infprof run without a timeline"; then watch none; fi
+if [ -n "$python" ] && [ -n "$nsys" ] && has_time 45 "infprof run with nsys"; then watch nsys; fi
+finish

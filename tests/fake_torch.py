@@ -15,7 +15,19 @@ _PACKAGE = {
             profiler.record()
     """,
     "version.py": "cuda = hip = None\n",
-    "cuda.py": "def is_initialized():\n    return False\n",
+    "cuda.py": """
+        capturing = []
+
+        def is_initialized():
+            return False
+
+        class CUDAGraph:
+            def capture_begin(self, pool=None):
+                capturing.append(self)
+
+            def capture_end(self):
+                capturing.remove(self)
+    """,
     "autograd/__init__.py": "from torch.autograd import profiler\n",
     "autograd/profiler.py": """
         import os
@@ -36,6 +48,7 @@ _PACKAGE = {
     """,
     "profiler.py": """
         import enum, json, os, time
+        from torch import cuda
         from torch.autograd import profiler as autograd_profiler
 
         class ProfilerActivity(enum.Enum):
@@ -43,8 +56,10 @@ _PACKAGE = {
             CUDA = 1
 
         class _ExperimentalConfig:
-            def __init__(self, profile_all_threads=False):
-                assert profile_all_threads
+            def __init__(self, **options):
+                if "FAKE_TORCH_IS_OLD" in os.environ:
+                    raise TypeError("an unexpected keyword argument")
+                assert options == {"profile_all_threads": True}
 
         def record():
             for events in autograd_profiler.active:
@@ -55,13 +70,18 @@ _PACKAGE = {
                 pass
 
             def start(self):
+                # The real one synchronises the device, which ends the capture of a graph with an error.
+                assert not cuda.capturing, "started while a graph was captured"
                 autograd_profiler._prepare_profiler()
                 autograd_profiler._enable_profiler()
 
             def stop(self):
+                assert not cuda.capturing, "stopped while a graph was captured"
                 self.events = autograd_profiler._disable_profiler()
 
             def export_chrome_trace(self, path):
+                if os.path.exists(os.environ.get("FAKE_DISK_IS_FULL", "")):
+                    raise OSError(28, "No space left on device")
                 rows = [
                     dict(ph="X", cat="cpu_op", name="aten::mm", ts=t / 1000, dur=1, pid=os.getpid(), tid=1, args={})
                     for t in self.events

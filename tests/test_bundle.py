@@ -301,6 +301,23 @@ def test_damaged_telemetry_costs_only_the_telemetry(tmp_path: Path) -> None:
     assert "damaged-telemetry" in {p.code for p in found.problems}
 
 
+def test_a_trace_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
+    run = Run(tmp_path / "b")
+    folder = run.finish(bursts(), SECONDS)
+    (folder / "trace/process-7.trace.json").write_text('{"schemaVersion": 1, "deviceProperties": [')
+    run.bundle.manifest.files["traces"] = ["trace/capture.sqlite", "trace/process-7.trace.json"]
+    run.bundle.save()
+    found = diagnose(folder)
+    assert found.verdict.cls == "scheduling-bubble"
+    (said,) = [p.message for p in found.problems if p.code == "unreadable-trace"]
+    assert said.startswith("process-7.trace.json was left out: ")
+    (folder / "trace/capture.sqlite").unlink()
+    assert diagnose(folder).verdict.cls == "unusable"
+    (folder / "telemetry.sqlite").unlink()
+    with pytest.raises(InfprofError, match=r"process-7\.trace\.json"):
+        diagnose(folder)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

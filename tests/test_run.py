@@ -456,7 +456,7 @@ def test_a_run_that_cannot_be_diagnosed_says_where_it_is_kept(tmp_path: Path, mo
         (["--pid", "1", "--", "true"], "either a command after --, or --pid"),
         (["--duration", "soon", "--", "true"], "write a time such as 10s"),
         (["--duration", "0s", "--", "true"], "above 0"),
-        (["--backend", "perf", "--", "true"], "choose auto, nsys, torch or none"),
+        (["--backend", "perf", "--", "true"], "choose auto, nsys, torch, cupti or none"),
         (["--probes", "gpu", "--", "true"], "no probe called gpu"),
         (["--capture", "always", "--", "true"], "choose session, cuda-profiler-api or nvtx:RANGE"),
         (["--capture", "nvtx:step", "--backend", "none", "--", "true"], "--backend none leaves it out"),

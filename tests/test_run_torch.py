@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from fake_torch import write_fake_torch
-from infprof.probes import Unavailable, backends
 from infprof.probes.nsys_command import CapturePlan
 from infprof.probes.torch_backend import TorchBackend, gathering
 from infprof.probes.torch_backend.interpreter import interpreter_of
@@ -159,7 +158,7 @@ def test_parts_bound_the_memory_and_survive_a_kill(
         (raw,) = backend.stop(5)
         trace = backend.export(raw)
         assert backend.details()["processes"][0]["recorded_s"] <= 2.5
-        assert [note.code for note in backend.notes] == ["recorded-in-parts"]
+        assert [note.code for note in backend.notes] == ["recorded-in-parts", "trace-partial"]
         assert trace.name == f"process-{process.pid}.trace.json.gz"
     finally:
         process.kill()
@@ -192,18 +191,18 @@ def test_the_profiler_ends_when_infprof_is_gone(
         backend.close()
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn", "os.fork"])
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver", "os.fork"])
 def test_children_are_profiled_where_the_capture_opens_after_them(engine: Engine, tmp_path: Path, how: str) -> None:
+    ready = "print('READY', flush=True)"
     if how == "os.fork":
-        body = "child = os.fork()\nif child == 0:\n    work(); sys.exit(0)\nwork(); os.waitpid(child, 0)"
+        body = f"child = os.fork()\nif child == 0:\n    work(); sys.exit(0)\n{ready}; work(); os.waitpid(child, 0)"
     else:
         body = (
             f"import multiprocessing\nif __name__ == '__main__':\n    c = multiprocessing.get_context('{how}')\n"
-            "    p = c.Process(target=work, args=(2 * float(os.environ['WORK_S']),)); p.start(); work(); p.join()\n"
+            f"    p = c.Process(target=work); p.start(); {ready}; work(); p.join()\n"
         )
-    options = ["--warmup", "300ms"] if engine.environ["WORK_S"] == "0.5" else ["--warmup", "3s"]
-    engine.environ["WORK_S"] = str(2 * float(engine.environ["WORK_S"]) + 1)
-    done = profile(engine, tmp_path, story(tmp_path, "\n" + body), *options)
+    engine.environ["WORK_S"] = str(2 * float(engine.environ["WORK_S"]))
+    done = profile(engine, tmp_path, story(tmp_path, "\n" + body), "--ready-log", "READY")
     assert done.returncode == 0, done.stderr
     rows = [row for row in processes(tmp_path) if row["trace"]]
     assert len(rows) == 2 and all(operators(tmp_path, row) > 20 for row in rows)
@@ -293,23 +292,6 @@ def test_a_program_without_torch_is_left_in_peace(plain: Engine, tmp_path: Path)
     # What was asked for could not be had, and the program has nothing to say of that.
     assert done.returncode == 4 and codes(tmp_path / "b") == ["no-torch"]
     assert files(tmp_path) == []
-
-
-def test_auto_without_torch_is_telemetry_alone(plain: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "_nsys", no_nsys)
-    plan = CapturePlan(tmp_path)
-    choice = backends.choose("auto", plan, [sys.executable, "x.py"], plain.environ, None)
-    assert choice.backend is not None and choice.backend.name == "torch"
-    assert choice.why.startswith("There is no nsys. The program is Python") and choice.why in str(choice.said)
-    for command, words in ((["sleep", "1"], "--backend torch"), ([sys.executable, "-I", "x.py"], "-I keeps out")):
-        choice = backends.choose("auto", plan, command, plain.environ, None)
-        assert choice.backend is None and words in choice.why and "telemetry only" in str(choice.said)
-    range_only = CapturePlan(tmp_path, trigger="cuda-profiler-api")
-    assert backends.choose("auto", range_only, [sys.executable], plain.environ, None).backend is None
-
-
-def no_nsys(*_: Any) -> Any:
-    raise Unavailable("There is no nsys.")
 
 
 @pytest.mark.parametrize("option", ["-I", "-S", "-E", "-sE"])

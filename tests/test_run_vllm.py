@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -20,18 +21,30 @@ FOLDER = os.environ.get("INFPROF_TEST_VLLM")
 pytestmark = pytest.mark.skipif(not FOLDER, reason="needs INFPROF_TEST_VLLM: a folder with a vLLM that runs on the CPU")
 
 
-def test_the_serving_figures_are_those_of_a_scrape_by_hand(tmp_path: Path) -> None:
+def server(port: int) -> list[str]:
+    words = [f"{FOLDER}/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", f"{FOLDER}/tiny"]
+    words += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048"]
+    return [*words, "--enforce-eager", "--max-num-seqs", "4"]
+
+
+def unused_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    bundle = tmp_path / "bundle"
-    server = [f"{FOLDER}/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", f"{FOLDER}/tiny"]
-    server += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048"]
-    server += ["--enforce-eager", "--max-num-seqs", "4"]
-    command = [sys.executable, "-c", "from infprof.cli import main; main()", "run", "-o", str(bundle)]
-    command += ["--backend", "none", "--keep", "--load", "users=6,prompt=64,output=16,time=8s", "--warmup", "2s"]
+        port: int = unused.getsockname()[1]
+    return port
+
+
+def run(words: list[str], log: Path) -> int:
+    """`infprof run` with these words; what it and its target say goes to the file."""
     environ = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    with (tmp_path / "log").open("w") as log:
-        done = subprocess.run([*command, "--", *server], stdout=log, stderr=log, env=environ, timeout=600)
+    command = [sys.executable, "-c", "from infprof.cli import main; main()", "run", *words]
+    with log.open("w") as file:
+        return subprocess.run(command, stdout=file, stderr=file, env=environ, timeout=600).returncode
+
+
+def test_the_serving_figures_are_those_of_a_scrape_by_hand(tmp_path: Path) -> None:
+    port, bundle = unused_port(), tmp_path / "bundle"
+    words = ["-o", str(bundle), "--backend", "none", "--keep", "--load", "users=6,prompt=64,output=16,time=8s"]
+    code = run([*words, "--warmup", "2s", "--", *server(port)], tmp_path / "log")
     manifest = json.loads((bundle / "manifest.json").read_text())
     engine = psutil.Process(manifest["target"]["pid"])
     try:
@@ -42,7 +55,7 @@ def test_the_serving_figures_are_those_of_a_scrape_by_hand(tmp_path: Path) -> No
         _, alive = psutil.wait_procs(family, timeout=30)
         for process in alive:
             process.kill()
-    assert done.returncode == 0, (tmp_path / "log").read_text()[-3000:]
+    assert code == 0, (tmp_path / "log").read_text()[-3000:]
     assert [p["name"] for p in manifest["phases"]] == ["start-up", "warm-up", "capture"]
 
     telemetry = read_telemetry(bundle / "telemetry.sqlite")
@@ -64,6 +77,39 @@ def test_the_serving_figures_are_those_of_a_scrape_by_hand(tmp_path: Path) -> No
     assert measures["waiting_requests_max"] >= 1
     assert measures["ttft_p50_ns"] > 0 and measures["client_ttft_p50_ns"] > 0
     assert measures["output_tokens_per_s"] == pytest.approx(load["output_tokens_per_s"], rel=0.5)
+
+
+def test_the_profiler_of_pytorch_records_each_process_of_the_engine(tmp_path: Path) -> None:
+    port, bundle = unused_port(), tmp_path / "bundle"
+    words = ["-o", str(bundle), "--backend", "torch", "--load", "users=4,prompt=64,output=16,time=6s", "--warmup", "3s"]
+    code = run([*words, "--", *server(port)], tmp_path / "log")
+    log = (tmp_path / "log").read_text()
+    assert code == 0, log[-3000:]
+    assert "Application startup complete" in log and "Traceback" not in log
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert manifest["target"]["ended"] == "by infprof (SIGTERM)" and manifest["state"] == "complete"
+    load = json.loads((bundle / "load.json").read_text())
+    assert load["success_count"] > 4 and load["failed_count"] == 0
+
+    rows = manifest["backend"]["processes"]
+    assert len(rows) >= 2 and all(row["trace"] or row["reason"] for row in rows)
+    products = {row["pid"]: _products(bundle, row["trace"]) for row in rows if row["trace"]}
+    # The model runs in a process of its own; the other one serves the requests.
+    assert max(products.values()) > 1000
+    diagnosis = json.loads((bundle / "diagnosis.json").read_text())
+    assert diagnosis["verdict"]["code"] == "no-gpu-work", diagnosis["verdict"]
+    assert diagnosis["provenance"]["capture"]["backend"] == "torch"
+    chosen = manifest["files"]["traces"][-1]
+    assert products[next(row["pid"] for row in rows if row["trace"] and row["trace"] in chosen)] > 1000
+    for path in manifest["files"]["traces"]:
+        words = [sys.executable, "-c", "from infprof.cli import main; main()", "analyze", str(bundle / path), "--json"]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert json.loads(done.stdout)["verdict"]["code"] == "no-gpu-work", done.stderr
+
+
+def _products(bundle: Path, trace: str) -> int:
+    events = json.loads(gzip.decompress((bundle / "trace" / trace).read_bytes()))["traceEvents"]
+    return sum(event.get("name") in ("aten::mm", "aten::addmm", "aten::linear") for event in events)
 
 
 def _sum(scrape: str, name: str) -> float:

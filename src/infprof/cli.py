@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from infprof import __version__
+from infprof.compare.command import compare_command
 from infprof.errors import EXIT_FINDINGS, EXIT_UNUSABLE, EXIT_USAGE, InfprofError, UsageError
+from infprof.replay.command import whatif_command
 from infprof.workload.commands import workload_app
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ app = typer.Typer(
 rules_app = typer.Typer(help="List, show and test the rules behind the findings.", no_args_is_help=True)
 app.add_typer(rules_app, name="rules", rich_help_panel=None)
 app.add_typer(workload_app, name="workload", rich_help_panel=None)
+app.command("whatif")(whatif_command)
+app.command("compare")(compare_command)
 
 InputsArgument = Annotated[
     list[Path],
@@ -72,6 +76,10 @@ WindowOption = Annotated[
 RangeOption = Annotated[
     str | None,
     typer.Option("--range", metavar="NAME", help="Only the GPU time of this NVTX range (all occurrences; * matches)."),
+]
+StepRangeOption = Annotated[
+    str | None,
+    typer.Option("--step-range", metavar="NAME", help="A step is what runs for an NVTX range of this name (* matches)."),
 ]
 RulesOption = Annotated[
     list[Path] | None,
@@ -171,6 +179,7 @@ def analyze(
     inputs: InputsArgument,
     window: WindowOption = "auto",
     range_name: RangeOption = None,
+    step_range: StepRangeOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON (stable, has a schema).")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the diagnosis as Markdown.")] = False,
     html: Annotated[
@@ -208,7 +217,7 @@ def analyze(
     gate = _gate(fail_on)
     paths = _paths(inputs)
     files = _files({"html": html, "perfetto": perfetto}, output, paths, force)
-    detailed = _diagnose_all(paths, window, range_name, rules, scenario, jobs, scheduler, capture)
+    detailed = _diagnose_all(paths, window, range_name, rules, scenario, jobs, scheduler, capture, step_range)
     _write_files(detailed, files, force)
     diagnosis = detailed.diagnosis
     _print(diagnosis, "json" if json else "markdown" if markdown else "terminal")
@@ -251,7 +260,12 @@ def run(
         str, typer.Option("--ready-timeout", metavar="TIME", help="Give up when it is not ready by then.")
     ] = "15m",
     backend: Annotated[
-        str, typer.Option("--backend", metavar="NAME", help="What records the timeline: auto, nsys, torch or none.")
+        str,
+        typer.Option(
+            "--backend",
+            metavar="NAME",
+            help="What records the timeline: auto, nsys, torch, cupti (experimental) or none.",
+        ),
     ] = "auto",
     probes: Annotated[
         str | None,
@@ -355,6 +369,7 @@ def report(
     force: ForceOption = False,
     window: WindowOption = "auto",
     range_name: RangeOption = None,
+    step_range: StepRangeOption = None,
     rules: RulesOption = None,
     scenario: ScenarioOption = None,
     jobs: JobsOption = None,
@@ -370,7 +385,7 @@ def report(
     files = _files(wanted, output, paths, force)
     if not files:
         raise UsageError("report: name at least one file, such as --html report.html or -o report.md.")
-    detailed = _diagnose_all(paths, window, range_name, rules, scenario, jobs, scheduler, capture)
+    detailed = _diagnose_all(paths, window, range_name, rules, scenario, jobs, scheduler, capture, step_range)
     _write_files(detailed, files, force)
     _finish(detailed.diagnosis, None)
 
@@ -410,7 +425,6 @@ def demo(
 
 @app.command()
 def simulate(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="A YAML file that describes the workload.")],
     output: Annotated[
         Path,
         typer.Option(
@@ -420,6 +434,23 @@ def simulate(
             help="The file to write: .json or .json.gz as of PyTorch's profiler, anything else an nsys .sqlite export.",
         ),
     ],
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="SPEC", help="A YAML file that describes what runs.", show_default=False)
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option("--workload", metavar="PRESET", help="Instead of SPEC: the workload, as small, 1b, 3b or 7b."),
+    ] = None,
+    fault: Annotated[
+        str | None,
+        typer.Option("--fault", metavar="NAME", help="Its bottleneck, of `infprof workload list` or docs/simulate.md."),
+    ] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="Its GPU. Default: an H100.")] = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", metavar="N", min=1, help="GPUs that share the model.")] = None,
+    truth: Annotated[
+        Path | None,
+        typer.Option("--truth", metavar="FILE", help="Also write what a diagnosis must find, and every step, as JSON."),
+    ] = None,
     dialect: Annotated[
         str | None,
         typer.Option("--dialect", metavar="TORCH", help="The JSON of torch 1.12, 2.2, 2.4 or 2.13 (default)."),
@@ -433,21 +464,14 @@ def simulate(
     Several processes that use CUDA become one JSON file each, named by rank.
 
     Example: infprof simulate sample_traces/healthy/spec.yaml -o healthy.sqlite
-    """
-    from infprof.reports.files import check_target
-    from infprof.simulator import load_spec, write_kineto, write_nsys_sqlite
-    from infprof.simulator import simulate as play
 
-    written = [output]
-    if output.name.endswith((".json", ".json.gz")):
-        options = {"stack": stack, "sync_events": sync_events, "force": force}
-        written = write_kineto(play(load_spec(spec)), output, dialect=dialect or "2.13", **options)
-    elif dialect or stack or sync_events:
-        raise UsageError(f"{output} is an nsys export: --dialect, --stack and --sync-events go with .json or .json.gz.")
-    else:
-        check_target(output, force)
-        write_nsys_sqlite(play(load_spec(spec)), output)
-    for path in written:
+    Example: infprof simulate --workload 3b --fault offload -o offload.sqlite --truth offload.truth.json
+    """
+    from infprof.simulator.commands import simulate_files
+
+    chosen = {"--workload": workload, "--fault": fault, "--gpu": gpu, "--ranks": ranks}
+    options = {"dialect": dialect, "stack": stack, "sync_events": sync_events}
+    for path in simulate_files(spec, chosen, output, truth, options, force):
         print(f"infprof: wrote {path}", file=sys.stderr)
 
 
@@ -538,10 +562,11 @@ def _diagnose_all(
     jobs: int | None,
     scheduler: str | None,
     capture: Path | None,
+    step_range: str | None,
 ) -> Detailed:
     """One file as ever; several as the ranks of a job, in which those that fail are named on stderr."""
     if len(paths) == 1 and scheduler is None:
-        return _diagnose(paths[0], window, range_name, rules, scenario, capture)
+        return _diagnose(paths[0], window, range_name, rules, scenario, capture, step_range)
     if capture is not None:
         raise UsageError(
             "--capture explains the graphs of one file, read here: name a single input, without --scheduler."
@@ -550,7 +575,7 @@ def _diagnose_all(
     from infprof.diagnosis import Detailed
     from infprof.ranks import analyze_inputs
 
-    diagnosis = analyze_inputs(paths, _options(window, range_name, rules, scenario), jobs, scheduler)
+    diagnosis = analyze_inputs(paths, _options(window, range_name, rules, scenario, None, step_range), jobs, scheduler)
     _say_broken_rules(diagnosis)
     for failure in diagnosis.job.failures if diagnosis.job is not None else ():
         print(f"infprof: left out: {failure.reason}", file=sys.stderr)
@@ -563,13 +588,14 @@ def _options(
     rules: list[Path] | None,
     scenario: str | None,
     capture: Path | None = None,
+    step_range: str | None = None,
 ) -> Options:
     from infprof.diagnosis import Options
 
     _check_rule_dirs(rules)
     if scenario is not None and scenario not in ("online", "batch", "mixed"):
         raise UsageError(f"--scenario {scenario}: choose online, batch or mixed.")
-    return Options(window, range_name, scenario, tuple(rules or ()), capture)
+    return Options(window, range_name, scenario, tuple(rules or ()), capture, step_range=step_range)
 
 
 def _say_broken_rules(diagnosis: Diagnosis) -> None:
@@ -585,6 +611,7 @@ def _diagnose(
     rules: list[Path] | None,
     scenario: str | None,
     capture: Path | None = None,
+    step_range: str | None = None,
 ) -> Detailed:
     """The diagnosis of a profile with what it was made of, or one that was stored."""
     from infprof.stored import is_stored_diagnosis, read_stored_diagnosis
@@ -593,6 +620,7 @@ def _diagnose(
         options = {
             "--window": window != "auto",
             "--range": range_name,
+            "--step-range": step_range,
             "--rules": rules,
             "--scenario": scenario,
             "--capture": capture,
@@ -608,7 +636,7 @@ def _diagnose(
     from infprof.progress import shown_reading
 
     with shown_reading():
-        detailed = analyze_file_in_detail(path, _options(window, range_name, rules, scenario, capture))
+        detailed = analyze_file_in_detail(path, _options(window, range_name, rules, scenario, capture, step_range))
     _say_broken_rules(detailed.diagnosis)
     return detailed
 

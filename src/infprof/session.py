@@ -318,8 +318,11 @@ class Session:
         self.manifest.backend = {"name": "none" if backend is None else backend.name, "why": choice.why}
         if backend is not None and backend.version:
             self.manifest.backend["version"] = ".".join(map(str, backend.version))
-        if choice.said is not None:
-            self.progress.say(choice.said)
+        if choice.is_fallback:
+            what = "telemetry alone" if backend is None else "the profiler of PyTorch"
+            self.manifest.note("not-with-nsys", f"--backend auto took {what}. {choice.why}")
+        for line in (choice.said or "").splitlines():
+            self.progress.say(line)
         return backend
 
     # --- the target --------------------------------------------------------------------------------------------------

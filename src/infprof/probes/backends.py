@@ -1,4 +1,4 @@
-"""What records the timeline of a run: nsys, PyTorch's profiler, or nothing; which of them, and why.
+"""What records the timeline of a run: nsys, PyTorch's profiler, CUPTI, or nothing; which of them, and why.
 
 A backend is one class that fits ``Backend``, and one branch in ``choose``.
 """
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from infprof.probes.nsys_messages import Note
     from infprof.probes.nsys_target import Stream
 
-BackendName = Literal["auto", "nsys", "torch", "none"]
-BACKENDS: tuple[BackendName, ...] = ("auto", "nsys", "torch", "none")
+BackendName = Literal["auto", "nsys", "torch", "cupti", "none"]
+BACKENDS: tuple[BackendName, ...] = ("auto", "nsys", "torch", "cupti", "none")
+# Those that run inside the program's own Python.
+_INJECTED = ("torch", "cupti")
 
 
 class Backend(Protocol):
@@ -71,20 +73,24 @@ class Backend(Protocol):
 
 
 class Choice(NamedTuple):
-    """The backend taken, None for telemetry alone, and why it is that one. ``said``: the line for the user."""
+    """The backend taken, None for telemetry alone, and why it is that one.
+
+    ``said``: what the user is told of it, in lines. ``is_fallback``: the first choice of ``auto`` could not be had.
+    """
 
     backend: Backend | None
     why: str
     said: str | None
+    is_fallback: bool = False
 
 
 def check_options(name: str, capture: str, pid: int | None, nsys_options: bool) -> None:
     """Raises UsageError for options that the backend asked for cannot follow."""
-    if pid is not None and name in ("nsys", "torch"):
+    if pid is not None and name in ("nsys", *_INJECTED):
         raise UsageError(f"--pid: {name} cannot attach to a running process. Start it with `infprof run -- COMMAND`.")
-    if name == "torch" and nsys_options:
-        raise UsageError("--backend torch: --nsys and --nsys-arg are for nsys. Leave them out, or choose nsys.")
-    if capture != "session" and (name in ("none", "torch") or pid is not None):
+    if name in _INJECTED and nsys_options:
+        raise UsageError(f"--backend {name}: --nsys and --nsys-arg are for nsys. Leave them out, or choose nsys.")
+    if capture != "session" and (name in ("none", *_INJECTED) or pid is not None):
         why = "--pid" if pid is not None else f"--backend {name}"
         raise UsageError(f"--capture {capture}: only nsys can do that, and {why} leaves it out.")
 
@@ -94,17 +100,19 @@ def choose(
 ) -> Choice:
     """The backend for a command: the one asked for, or with ``auto`` nsys, else PyTorch's profiler, else none.
 
+    CUPTI is never chosen: it is experimental.
+
     Raises InfprofError (exit 4) where the one asked for cannot work here.
     """
     if name == "none":
         return Choice(None, "--backend none", None)
-    if name == "torch":
+    if name in _INJECTED:
         try:
-            return _taken(_torch(plan, command, environ), None)
+            return _taken((_torch if name == "torch" else _cupti)(plan, command, environ), None)
         except Unavailable as error:
             raise InfprofError(str(error), EXIT_COLLECTOR) from None
     try:
-        return _taken(_nsys(plan, environ, nsys), None)
+        return _taken(_nsys(plan, environ, nsys), None, "--backend nsys" if name == "nsys" else None)
     except Unavailable as error:
         if name == "nsys" or nsys is not None:
             raise InfprofError(str(error), EXIT_COLLECTOR) from None
@@ -126,15 +134,21 @@ def _without_nsys(without: str, plan: CapturePlan, command: Sequence[str], envir
 
 
 def _telemetry_only(why: str) -> Choice:
-    return Choice(None, why, f"no timeline is recorded, telemetry only: {why}")
+    return Choice(None, why, f"no timeline is recorded, only telemetry:\n{why}", is_fallback=True)
 
 
-def _taken(backend: Backend, without: str | None) -> Choice:
+def _taken(backend: Backend, without: str | None, asked: str | None = None) -> Choice:
+    """The choice of a backend: ``without`` says why it is not the first one, ``asked`` by which option it was named."""
     version = " ".join([backend.name, *filter(None, [".".join(map(str, backend.version))])])
-    if without is None and backend.name == "nsys":
-        return Choice(backend, backend.why, f"recording with {version}")
-    why = f"{without} {backend.why[0].upper()}{backend.why[1:]}." if without else "--backend torch"
-    return Choice(backend, why, f"recording with the profiler of PyTorch{f': {why}' if without else ''}")
+    if backend.name == "cupti":
+        return Choice(backend, f"--backend cupti, {backend.why}", f"recording with CUPTI: {backend.why}")
+    what = version if backend.name == "nsys" else "the profiler of PyTorch"
+    if without is not None:
+        reason = f"{backend.why[0].upper()}{backend.why[1:]}."
+        said = f"recording with {what}: {backend.why}.\nnot with nsys: {without[0].lower()}{without[1:]}"
+        return Choice(backend, f"{without} {reason}", said, is_fallback=True)
+    why = asked or (backend.why if backend.name == "nsys" else f"--backend {backend.name}")
+    return Choice(backend, why, f"recording with {what} ({why})")
 
 
 def _nsys(plan: CapturePlan, environ: Mapping[str, str], nsys: Path | None) -> Backend:
@@ -147,3 +161,9 @@ def _torch(plan: CapturePlan, command: Sequence[str], environ: Mapping[str, str]
     from infprof.probes.torch_backend import TorchBackend
 
     return TorchBackend(plan, command, environ)
+
+
+def _cupti(plan: CapturePlan, command: Sequence[str], environ: Mapping[str, str]) -> Any:
+    from infprof.probes.cupti_backend import CuptiBackend
+
+    return CuptiBackend(plan, command, environ)

@@ -35,9 +35,16 @@ def read_bundle(folder: Path) -> Trace:
     telemetry = _telemetry(bundle, problems)
     traces = [path for path in bundle.traces() if path.is_file()]
     trace = None
-    if traces:
+    while traces and trace is None:
         # Of several captures the last one is the warmest, and of several processes that with the most work on the GPU.
-        trace = read(traces[-1])
+        try:
+            trace = read(traces[-1])
+        except InfprofError as error:
+            if len(traces) == 1 and telemetry is None:
+                raise
+            # A process that was killed may have left nothing but a beginning.
+            problems.append(Problem("unreadable-trace", f"{traces.pop().name} was left out: {error}"))
+    if trace is not None:
         if len(traces) > 1:
             problems.append(_other_traces(bundle, traces))
     elif telemetry is None:
@@ -46,6 +53,7 @@ def read_bundle(folder: Path) -> Trace:
         trace = _without_trace(bundle)
     trace.problems += problems
     trace.provenance.inputs = [folder.name]
+    trace.provenance.capture |= _recorder(bundle)
     if telemetry is not None:
         _note_clock_step(bundle, trace)
         trace.telemetry = _on_clock_of(trace, telemetry)
@@ -108,9 +116,14 @@ def _load(bundle: Bundle, problems: list[Problem]) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
+def _recorder(bundle: Bundle) -> dict[str, Any]:
+    """What recorded the timeline, and why it was that."""
+    found = {"backend": bundle.manifest.backend.get("name"), "backend_why": bundle.manifest.backend.get("why")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def _without_trace(bundle: Bundle) -> Trace:
-    capture = {"backend": bundle.manifest.backend.get("name")}
-    provenance = TraceProvenance("infprof", bundle.manifest.infprof_version, [], capture)
+    provenance = TraceProvenance("infprof", bundle.manifest.infprof_version, [], {})
     trace = Trace(strings=[], devices=[], processes=[], threads=[], streams=[], provenance=provenance)
     # A bundle without a trace has only one clock: the run's own, from the start of its capture.
     trace.clock_start_unix_ns = _capture(bundle)[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ _OVERLAP_BYTES = 64
 
 
 class Answer(NamedTuple):
-    """What a process said of itself last. ``state``: waiting, recording, done or failed."""
+    """What a process said of itself last. ``state``: waiting, recording, done or failed; ``thread``: who said it."""
 
     pid: int
     name: str
@@ -30,6 +31,8 @@ class Answer(NamedTuple):
     torch: str
     parts: int
     kept_s: float
+    thread: int | None = None
+    remarks: Sequence[str] = ()
 
 
 def answers(control: Path) -> list[Answer]:
@@ -39,7 +42,7 @@ def answers(control: Path) -> list[Answer]:
         try:
             row = json.loads(path.read_text(encoding="utf-8"))
             row["command"] = redact_command(row["command"])
-            found.append(Answer(**{name: row[name] for name in Answer._fields}))
+            found.append(Answer(**{name: row[name] for name in Answer._fields if name in row}))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return sorted(found, key=lambda answer: (answer.pid, answer.name))
@@ -98,4 +101,5 @@ def described(answer: Answer, trace: str | None, gpu_work: int) -> dict[str, Any
         "recorded_s": answer.kept_s,
         "parts": answer.parts,
         "reason": answer.reason,
+        "remarks": list(answer.remarks),
     }
