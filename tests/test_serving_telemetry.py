@@ -83,6 +83,24 @@ def test_d08_preemption_without_a_queue(data: Path, tmp_path: Path) -> None:
     assert outcome("queueing", measures) == "quiet"
 
 
+def counted_once(second: int) -> str:
+    """Forty preemptions of an engine that counts the prompt of a request only when it first starts it."""
+    return f"""\
+vllm:num_requests_running 4
+vllm:num_preemptions_total {second * 4}
+vllm:prompt_tokens_total {second * 1000}
+vllm:request_prompt_tokens_sum {second * 1000}
+vllm:request_prompt_tokens_count {second * 10}
+"""
+
+
+def test_prompts_that_are_counted_once_do_not_say_that_nothing_was_computed_again(tmp_path: Path) -> None:
+    measures = measured(recorded(tmp_path, [(s, counted_once(s)) for s in range(1, 12)]))
+    assert measures.value("preemption_count") == 40
+    assert measures.value("recomputed_prompt_ratio") is None
+    assert outcome("preemption", measures) == "fires"
+
+
 def test_d17_speculation_that_does_not_pay(data: Path, tmp_path: Path) -> None:
     measures = pair(tmp_path, data, "spec", 60)
     assert measures.value("spec_acceptance_ratio") == pytest.approx(0.11)

@@ -480,7 +480,9 @@ def _recomputed(window: _Window) -> tuple[float | None, str]:
     running = window.held("running_requests")
     at_end = float(running.value[-1]) if len(running.value) else 0.0
     accounted = finished + at_end * (mean or 0.0)
-    return max(0.0, 1 - accounted / prompt), "prompt tokens beyond those of finished and running requests"
+    share = 1 - accounted / prompt
+    # Engines that count every prompt once show none, although what was preempted is computed again.
+    return (share, "prompt tokens beyond those of finished and running requests") if share > 0 else (None, "")
 
 
 # Finish reasons and error classes that are not the engine's failures.
