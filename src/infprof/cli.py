@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from infprof import __version__
-from infprof.compare.command import compare_command
 from infprof.errors import EXIT_FINDINGS, EXIT_UNUSABLE, EXIT_USAGE, InfprofError, UsageError
 from infprof.replay.command import whatif_command
 from infprof.workload.commands import workload_app
@@ -35,7 +34,6 @@ rules_app = typer.Typer(help="List, show and test the rules behind the findings.
 app.add_typer(rules_app, name="rules", rich_help_panel=None)
 app.add_typer(workload_app, name="workload", rich_help_panel=None)
 app.command("whatif")(whatif_command)
-app.command("compare")(compare_command)
 
 InputsArgument = Annotated[
     list[Path],
@@ -79,7 +77,9 @@ RangeOption = Annotated[
 ]
 StepRangeOption = Annotated[
     str | None,
-    typer.Option("--step-range", metavar="NAME", help="A step is what runs for an NVTX range of this name (* matches)."),
+    typer.Option(
+        "--step-range", metavar="NAME", help="A step is what runs for an NVTX range of this name (* matches)."
+    ),
 ]
 RulesOption = Annotated[
     list[Path] | None,

@@ -21,7 +21,7 @@ from infprof.measures import intervals as iv
 from infprof.measures import operations as op
 from infprof.measures.copies import copy_rows
 from infprof.measures.coverage import coverage_problems
-from infprof.measures.device import DeviceAnalysis, MeasureLimits, analyze_device
+from infprof.measures.device import DeviceAnalysis, MeasureLimits, analyze_device, recoverable_ns
 from infprof.measures.fitness import captured_launches, doubts, launches_without_records
 from infprof.measures.host import HostLimits
 from infprof.measures.host_calls import api_table
@@ -53,10 +53,14 @@ from infprof.results import (
 from infprof.results import Scope as MeasureScope
 from infprof.rules import RuleSet, Thresholds, evaluate, load
 from infprof.stack import ENGINE_KEY, engine_of, fit_remedies
+from infprof.steps.finding import LaneSteps, find_steps
+from infprof.steps.summary import Device as SteppedDevice
+from infprof.steps.summary import Judge, Judged, StepReport, describe, why_no_steps
 from infprof.trace import Trace
 from infprof.verdict import (
     LOW,
     TraceFacts,
+    counted_limiter,
     device_verdict,
     no_gpu_seen,
     problems_of,
@@ -67,6 +71,7 @@ from infprof.verdict import (
 if TYPE_CHECKING:
     from infprof.measures.capture import CaptureLimits, GraphOperators
     from infprof.measures.work import CountedWork
+    from infprof.replay.whatif import WhatIf
 
 MAX_KERNEL_ROWS = 1000
 NEEDS_RUN = "telemetry of the same run: record with `infprof run`"
@@ -84,6 +89,11 @@ class Options:
     rule_dirs: Sequence[Path] = field(default_factory=tuple)
     # A second trace, whose operators explain the kernels of replayed graphs.
     capture: Path | None = None
+    # Whether to replay the trace with costs taken away.
+    whatif: bool = True
+    # The range that is a step (a name or a pattern), and whether to look for steps at all.
+    step_range: str | None = None
+    steps: bool = True
 
 
 def analyze_file(path: Path, options: Options | None = None) -> Diagnosis:
@@ -116,7 +126,34 @@ def analyze_in_detail(trace: Trace, rules: RuleSet, options: Options | None = No
     analysis = _Analysis(trace, rules, options)
     diagnosis = analysis.diagnosis()
     fit_remedies(diagnosis)
+    recorded = len(analysis.prepared.operations) > 0
+    # Of a run that waits for requests no fix makes the time shorter.
+    if options.whatif and recorded and diagnosis.verdict.cls not in ("unusable", "no-demand"):
+        from infprof.replay.ranking import rank_findings
+        from infprof.replay.setting import parse_setting
+
+        replayer = what_if(analysis.prepared, diagnosis, rules)
+        result = replayer.chain()
+        diagnosis.whatif = result.to_dict()
+        rank_findings(diagnosis, rules, replayer, [parse_setting(text) for text in result.settings])
     return Detailed(diagnosis, analysis.prepared, analysis.times)
+
+
+def what_if(prepared: Prepared, diagnosis: Diagnosis, rules: RuleSet) -> WhatIf:
+    """Replays of a diagnosed trace. Raises InfprofError where nothing ran on a GPU."""
+    from infprof.replay.whatif import WhatIf
+
+    recorded = Measures([m for m in diagnosis.measures if m.scope.kind == "window"])
+
+    def judge(trace: Trace, window: tuple[int, int], same_kernels: bool) -> Verdict:
+        options = Options(window=f"{max(window[0], 0)}ns:{window[1]}ns", whatif=False, steps=False)
+        verdict = analyze(trace, rules, options).verdict
+        if verdict.cls != "gpu-busy" or not same_kernels:
+            return verdict
+        # Which operator launched what is not known of times that nobody recorded; of the same kernels it was counted.
+        return counted_limiter(recorded, rules.thresholds) or verdict
+
+    return WhatIf(prepared, (diagnosis.window.start_ns, diagnosis.window.end_ns), judge)
 
 
 class Detailed(NamedTuple):
@@ -143,6 +180,9 @@ class _Analysis:
         # (device, phase, measure)
         self.phase_work: list[tuple[int, str, Measure]] = []
         self.work_rows: list[WorkRow] = []
+        self.step_report = StepReport()
+        # The confidence that doubts about the trace leave, each.
+        self.at_most: list[float] = []
         self.problems = list(trace.problems)
         for broken in rules.broken:
             self.problems.append(Problem("broken-rule", str(broken)))
@@ -173,6 +213,8 @@ class _Analysis:
         if unusable is None:
             self._weigh(verdicts)
         focus = self._focus(analyses)
+        if unusable is None and self.options.steps:
+            self.step_report = self._phases_and_steps(model, limits, analyses, verdicts, focus, steady)
         self._note_problems(analyses, scope)
         if len(analyses) > 1 and len({(v.cls, v.cause) for v in verdicts}) > 1:
             verdicts[focus].sentence += self._other_devices(analyses, verdicts, focus)
@@ -236,8 +278,11 @@ class _Analysis:
         add_telemetry(analysis.measures, telemetry, TelemetryScope(low, high, gpu))
         self._add_client_side(analysis.measures)
 
-    def _add_work(self, analysis: DeviceAnalysis) -> None:
-        """FLOP and bytes: counted from the shapes of operators, else as the serving engine counts them."""
+    def _add_work(self, analysis: DeviceAnalysis, of_phase: bool = False) -> None:
+        """FLOP and bytes: counted from the shapes of operators, else as the serving engine counts them.
+
+        ``of_phase``: for a part of the window, of which there is no table.
+        """
         from infprof.measures.capture import add_capture, work_source
         from infprof.measures.work import (
             NO_OPERATORS,
@@ -246,10 +291,10 @@ class _Analysis:
             RoofLimits,
             add_engine_work,
             add_work,
-            phase_scopes,
             scope_work,
             work_table,
         )
+        from infprof.steps.scopes import phase_scopes
 
         device = self.trace.devices[analysis.device]
         match = find(device.name, sm_count=device.sm_count, memory_bytes=device.memory_bytes)
@@ -262,14 +307,16 @@ class _Analysis:
         add_capture(analysis.measures, self.prepared, analysis.rows, self.graph_operators)
         source = work_source(self.graph_operators)
         add_work(analysis.measures, work, match, limits, why_none, source)
-        if self.counted is not None:
-            for phase, (rows, steps) in phase_scopes(self.prepared, analysis.rows, analysis.time.scope).items():
+        if self.counted is not None and not of_phase:
+            lanes = [lane for lane in self.lanes if lane.device == analysis.device]
+            for phase, (rows, steps) in phase_scopes(self.prepared, lanes, analysis.rows, analysis.time.scope).items():
                 found = Measures()
-                of_phase = scope_work(self.prepared, self.counted, rows, steps, match.peaks)
-                add_work(found, of_phase, match, limits, why_none, source)
+                done = scope_work(self.prepared, self.counted, rows, steps, match.peaks)
+                add_work(found, done, match, limits, why_none, source)
                 self.phase_work += [(analysis.device, phase, m) for m in found if m.name in PHASE_MEASURES]
         add_engine_work(analysis.measures, match.peaks)
-        self.work_rows += work_table(work, device.id, self.thresholds.limiter_clear)
+        if not of_phase:
+            self.work_rows += work_table(work, device.id, self.thresholds.limiter_clear)
 
     @cached_property
     def counted(self) -> CountedWork | None:
@@ -298,6 +345,53 @@ class _Analysis:
 
         given = None if self.options.capture is None else self.options.capture.name
         self.problems += capture_problems(self.graph_operators, given, self._capture_limits)
+
+    @cached_property
+    def lanes(self) -> list[LaneSteps]:
+        """The steps of each process on each device. Raises UsageError where --step-range names no range."""
+        return find_steps(self.prepared, self.options.step_range) if self.options.steps else []
+
+    def _phases_and_steps(
+        self,
+        model: IdleModel,
+        limits: MeasureLimits,
+        analyses: list[DeviceAnalysis],
+        verdicts: list[Verdict],
+        focus: int,
+        steady: SteadyPart,
+    ) -> StepReport:
+        devices = [
+            SteppedDevice(analysis.time, verdict, self._judge_of(model, limits))
+            for analysis, verdict in zip(analyses, verdicts, strict=True)
+        ]
+        # Only where start-up was left out is what came before something else than the window.
+        left_out = int(analyses[0].time.scope.starts[0]) >= steady.start_ns and self.options.window == "auto"
+        steady_ns = steady.start_ns if left_out and self.options.range_name is None else None
+        report = describe(self.prepared, model, self.lanes, devices, focus, steady_ns)
+        why = why_no_steps(self.lanes)
+        if why is not None:
+            self.problems.append(Problem("no-steps", why))
+        return report
+
+    def _judge_of(self, model: IdleModel, limits: MeasureLimits) -> Judge:
+        t = self.thresholds
+
+        def judge(spent: DeviceTime) -> Judged | None:
+            analysis = analyze_device(self.prepared, model, spent.device, spent.scope, limits, spent)
+            ops = self.prepared.operations
+            too_few = int(analysis.rows.sum()) < t.too_short_ops
+            if spent.window_ns < t.too_short_span_ns or (
+                too_few and int((ops.end - ops.start)[analysis.rows].sum()) < t.too_short_op_ns
+            ):
+                return None
+            own = Measures(list(analysis.measures))
+            self._add_telemetry(analysis)
+            self._add_work(analysis, of_phase=True)
+            verdict = device_verdict(analysis, t)
+            verdict.confidence = min([verdict.confidence, *self.at_most])
+            return Judged(verdict, own)
+
+        return judge
 
     def _add_client_side(self, measures: Measures) -> None:
         if self.trace.load is not None:
@@ -363,6 +457,7 @@ class _Analysis:
         """Lower the confidence of what was concluded from a trace that is less than fit, and say why."""
         for doubt in doubts(self.prepared, *self._lost_launches):
             self.problems.append(doubt.problem)
+            self.at_most.append(doubt.at_most)
             for verdict in verdicts:
                 verdict.confidence = min(verdict.confidence, doubt.at_most)
 
@@ -395,7 +490,7 @@ class _Analysis:
         return max(
             range(len(analyses)),
             key=lambda i: (
-                analyses[i].measures.value("recoverable_idle_ns") or 0,
+                recoverable_ns(analyses[i].measures),
                 -self.trace.devices[analyses[i].device].id,
             ),
         )
@@ -449,6 +544,7 @@ class _Analysis:
         for number, phase, m in self.phase_work:
             name = phase if single else f"{phase}, GPU {self.trace.devices[number].id}"
             measures.append(Measure(m.name, m.value, m.unit, m.rank, m.source, MeasureScope("phase", name)))
+        measures += self.step_report.measures
         window = Window(
             int(scope.intervals.starts[0]),
             int(scope.intervals.ends[-1]),
@@ -465,6 +561,8 @@ class _Analysis:
             not_evaluated=self._reasons(not_evaluated, analyses[focus].measures),
             problems=self._unique_problems(),
             provenance=self._provenance(),
+            phases=self.step_report.phases,
+            steps=self.step_report.steps,
             kernel_table=_largest([row for a in analyses for row in tables[a.device]]),
             work_table=self.work_rows,
             range_table=range_table(self.prepared, scope.intervals),
@@ -627,7 +725,9 @@ class _Analysis:
         if trace.ranges is None and trace.provenance.tool != "infprof":
             absent = "no annotations" if self.how.recorder != "nsys" else "no NVTX"
             self.problems.append(
-                Problem("no-ranges", f"Ranges were not collected ({absent}): steps and phases cannot be named.")
+                Problem(
+                    "no-ranges", f"Ranges were not collected ({absent}): steps and phases are told by kernels alone."
+                )
             )
         if analyses and any(graphs_hide_kernels(prepared, a.rows) for a in analyses):
             self.problems.append(

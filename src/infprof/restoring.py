@@ -1,6 +1,6 @@
 """Dataclasses from the plain dicts and lists of a JSON file, checked against their own type hints.
 
-The reverse of ``results._plain``: keys are field names (``class`` for ``cls``), keys that no field has are ignored, and
+The reverse of ``results.plain``: keys are field names (``class`` for ``cls``), keys that no field has are ignored, and
 a key that is absent takes the field's default. Everything else that does not fit is a StructureError that says where.
 """
 

@@ -268,6 +268,7 @@ class KernelRow:
     precision: str | None
     grid_blocks: int | None
     block_threads: int | None
+    # Whose code it is by its name (cublas, cutlass, aten, …), None where that does not tell.
 
 
 @dataclass
@@ -505,30 +506,30 @@ class Diagnosis:
             "end_ns": self.window.end_ns,
             "duration_ns": self.window.duration_ns,
             "how": self.window.how,
-            "left_out": _plain(self.window.left_out),
+            "left_out": plain(self.window.left_out),
         }
         return {
             "schema_version": self.schema_version,
-            "verdict": _plain(self.verdict),
+            "verdict": plain(self.verdict),
             "window": window,
-            "devices": _plain(self.devices),
-            "phases": _plain(self.phases),
-            "steps": _plain(self.steps),
-            "findings": _plain(self.findings),
-            "measures": _plain(self.measures),
-            "whatif": _plain(self.whatif),
-            "not_evaluated": _plain(self.not_evaluated),
-            "problems": _plain(self.problems),
-            "provenance": _plain(self.provenance),
-            "kernel_table": _plain(self.kernel_table),
-            "work_table": _plain(self.work_table),
-            "range_table": _plain(self.range_table),
-            "nccl_table": _plain(self.nccl_table),
-            "api_table": _plain(self.api_table),
-            "timeline": _plain(self.timeline),
+            "devices": plain(self.devices),
+            "phases": plain(self.phases),
+            "steps": plain(self.steps),
+            "findings": plain(self.findings),
+            "measures": plain(self.measures),
+            "whatif": plain(self.whatif),
+            "not_evaluated": plain(self.not_evaluated),
+            "problems": plain(self.problems),
+            "provenance": plain(self.provenance),
+            "kernel_table": plain(self.kernel_table),
+            "work_table": plain(self.work_table),
+            "range_table": plain(self.range_table),
+            "nccl_table": plain(self.nccl_table),
+            "api_table": plain(self.api_table),
+            "timeline": plain(self.timeline),
             "has_telemetry": self.has_telemetry,
             "ranks": [rank.to_dict() for rank in self.ranks],
-            "job": _plain(self.job),
+            "job": plain(self.job),
         }
 
     @classmethod
@@ -580,15 +581,15 @@ def _one_of(place: str, word: str, allowed: tuple[str, ...]) -> None:
         raise StructureError(f"{place} is {word!r}, not one of {', '.join(allowed)}")
 
 
-def _plain(value: Any) -> Any:
-    """Dataclasses to dicts, NumPy scalars to Python numbers, NaN and infinity to None."""
+def plain(value: Any) -> Any:
+    """The value as the contract has it: dataclasses to dicts, NumPy scalars to Python numbers, NaN and infinity to None."""
     if is_dataclass(value) and not isinstance(value, type):
         # "class" is a Python keyword, so the field is called cls here and class in the contract.
-        return {("class" if f.name == "cls" else f.name): _plain(getattr(value, f.name)) for f in fields(value)}
+        return {("class" if f.name == "cls" else f.name): plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if hasattr(value, "item"):

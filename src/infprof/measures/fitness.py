@@ -5,7 +5,6 @@ Each check gives a problem with its count, and the confidence that a verdict may
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from infprof.measures import operations as op
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
 from infprof.results import Problem
+from infprof.steps.names import is_step_name
 from infprof.trace import BoolArray, IntArray, picked, taken
 
 # Kernels that start early because the one before let them (programmatic dependent launch) overlap by microseconds only.
@@ -30,8 +30,6 @@ LOST_SHARE = 0.01
 LARGE_LOST_SHARE = 0.2
 # A replay with less than this share of the kernels that its like have is not whole.
 WHOLE_REPLAY_SHARE = 0.9
-
-_STEP = re.compile(r"^(ProfilerStep#\d+|(step|iteration|iter|execute)\b.*|step\[.*)$", re.IGNORECASE)
 
 
 class Doubt(NamedTuple):
@@ -232,7 +230,7 @@ def _empty_steps(prepared: Prepared) -> Doubt | None:
     table = prepared.trace.ranges
     if table is None or not len(table):
         return None
-    is_step = np.array([bool(_STEP.match(text)) for text in prepared.trace.strings], dtype=np.bool_)
+    is_step = np.array([is_step_name(text) for text in prepared.trace.strings], dtype=np.bool_)
     rows = (
         np.flatnonzero(is_step[table["text"]] & (table["text"] >= 0)) if is_step.any() else np.empty(0, dtype=np.int64)
     )

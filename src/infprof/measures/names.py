@@ -381,6 +381,21 @@ MEASURES: dict[str, MeasureInfo] = {
 }
 
 # Host telemetry (measures/host_telemetry.py and host_memory.py): of the part of the window in which samples were taken
+# Of all steps, and per phase (scope phase): steps/summary.py
+STEP_MEASURES: dict[str, MeasureInfo] = {
+    "step_count": MeasureInfo("count", "steps in the window, or of a phase"),
+    "step_p50_ns": MeasureInfo("ns", "length of a step with the gap before it, median"),
+    "step_p95_ns": MeasureInfo("ns", "length of a step with the gap before it, 95th percentile"),
+    "step_p99_ns": MeasureInfo("ns", "length of a step with the gap before it, 99th percentile"),
+    "step_max_ns": MeasureInfo("ns", "length of the slowest step"),
+    "step_busy_mean_ns": MeasureInfo("ns", "time of a step in which the device ran anything, mean"),
+    "step_idle_mean_ns": MeasureInfo("ns", "idle time of a step with the gap before it, mean"),
+    "step_kernels_mean_count": MeasureInfo("count", "kernels of a step, those of replayed graphs included, mean"),
+    "step_launches_mean_count": MeasureInfo("count", "launches of kernels and graphs of a step, mean"),
+    "step_syncs_mean_count": MeasureInfo("count", "synchronising calls of a step, mean"),
+    "step_tokens_mean_count": MeasureInfo("count", "tokens of a step as its ranges name them, mean"),
+}
+
 HOST_MEASURES: dict[str, MeasureInfo] = {
     "target_cpus_used_count": MeasureInfo("count", "CPUs that the target's processes kept busy, on average"),
     "target_system_ratio": MeasureInfo("ratio", "share of the target's CPU time in the kernel"),
@@ -487,6 +502,7 @@ NETWORK_MEASURES: dict[str, MeasureInfo] = {
     "rdma_slow_port_count": MeasureInfo("count", "RDMA ports whose rate is under that of the fastest one here"),
 }
 MEASURES.update(HOST_MEASURES)
+MEASURES.update(STEP_MEASURES)
 MEASURES.update(NETWORK_MEASURES)
 
 for _cause in IDLE_CAUSES:

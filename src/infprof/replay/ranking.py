@@ -22,16 +22,15 @@ def rank_findings(diagnosis: Diagnosis, rules: RuleSet, whatif: WhatIf, chain: S
     won: dict[Setting, float] = {}
     order: dict[int, float] = {}
     for finding in diagnosis.findings:
-        setting = settings.get(finding.rule)
         if finding.cost.value is None or finding.cost.unit != "ns":
             continue
-        order[id(finding)] = finding.cost.value / window
-        if setting is None or finding.gain.high is None:
-            continue
-        if setting not in won:
-            won[setting] = min(max(whatif.gain_in_window_ns(setting, chain) / window, 0.0), 1.0)
-        _bound(finding, setting, won[setting])
-        order[id(finding)] = min(order[id(finding)], won[setting])
+        setting = settings.get(finding.rule)
+        if setting is not None and finding.gain.high is not None:
+            if setting not in won:
+                won[setting] = min(max(whatif.gain_in_window_ns(setting, chain) / window, 0.0), 1.0)
+            _bound(finding, setting, won[setting])
+        share = finding.cost.value / window
+        order[id(finding)] = share if finding.gain.high is None else min(finding.gain.high, share)
     timed = sorted((f for f in diagnosis.findings if id(f) in order), key=lambda f: -order[id(f)])
     diagnosis.findings[:] = timed + [f for f in diagnosis.findings if id(f) not in order]
 

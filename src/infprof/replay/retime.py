@@ -17,7 +17,7 @@ from infprof.replay.recording import Recording
 from infprof.trace import FloatArray, IntArray, Table, Trace
 
 _TABLES = {op.KERNEL: "kernels", op.GRAPH: "graphs", op.COPY: "copies", op.MEMSET: "memsets"}
-_OF_THREADS = ("api_calls", "ranges", "operators", "os_calls", "overheads")
+_OF_THREADS = ("api_calls", "ranges", "os_calls", "overheads")
 
 
 def retimed(recording: Recording, replayed: Replayed, rows: IntArray | None = None) -> Trace:
@@ -46,7 +46,9 @@ def retimed(recording: Recording, replayed: Replayed, rows: IntArray | None = No
             times = [c for c in ("start", "end", "time") if c in table.columns]
             table = table.take((table[times[-1]] >= low) & (table[times[0]] <= high))
             changed[name] = _timed(table, **{c: everywhere(table[c]) for c in times})
-    return replace(trace, telemetry=None, telemetry_window=None, load=None, problems=[], **changed)  # type: ignore[arg-type]
+    # Calls that take no time any more all lie at once: which operator each was made in cannot be told then.
+    gone = {"operators": None, "telemetry": None, "telemetry_window": None, "load": None}
+    return replace(trace, problems=[], **gone, **changed)  # type: ignore[arg-type]
 
 
 def _host_times(recording: Recording, rows: IntArray) -> tuple[int, int]:

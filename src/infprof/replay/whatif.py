@@ -48,7 +48,7 @@ _UNKNOWABLE = (
     "batches that a scheduler would form otherwise are not in a trace."
 )
 
-Judge = Callable[[Trace, tuple[int, int]], Verdict]
+Judge = Callable[[Trace, tuple[int, int], bool], Verdict]
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Result:
 class WhatIf:
     """Replays one trace with any costs.
 
-    ``judge`` says what limits a trace in a window (start and end, ns). Raises InfprofError where nothing ran on a GPU.
+    ``judge`` says what limits a trace in a window (start and end, ns), told whether its kernels are those recorded. Raises InfprofError where nothing ran on a GPU.
     """
 
     def __init__(self, prepared: Prepared, window: tuple[int, int], judge: Judge | None = None) -> None:
@@ -202,7 +202,8 @@ class WhatIf:
         mine = mine[:JUDGED_OPERATIONS] if len(mine) else np.arange(min(len(ops), JUDGED_OPERATIONS))
         low, high = int(replayed.start[mine].min()) + origin, int(replayed.end[mine].max()) + origin
         trace = retimed(recording, replayed, mine if len(mine) < len(ops) else None)
-        return self._judge(trace, (low, high)) if high > low else None
+        same_kernels = not any(setting.cost in ("kernel", "comm") for setting in settings)
+        return self._judge(trace, (low, high), same_kernels) if high > low else None
 
     def _then(self, settings: Sequence[Setting], replayed: Replayed) -> tuple[str | None, str | None, str | None]:
         """Class, cause and sentence of what limits then; no class where the rest cannot be judged."""

@@ -390,40 +390,22 @@ def verdict_remedies(diagnosis: Diagnosis) -> list[Remedy]:
     return [r for r in diagnosis.verdict.remedies if (r.stack, r.change) not in in_findings]
 
 
-@dataclass(frozen=True)
-class PhaseRow:
-    """A phase, or all steps together: how many, how long in all, and the length of one. None = not known."""
-
-    name: str
-    count: int | None
-    total_ns: int | None
-    p50_ns: int | None
-    p95_ns: int | None
-    p99_ns: int | None
-
-
-def phase_rows(diagnosis: Diagnosis) -> list[PhaseRow]:
-    """A row per phase, and one for all steps when there are any."""
-    rows = []
-    for phase in diagnosis.phases:
-        steps = phase.get("steps") or {}
-        lengths = (steps.get("p50_ns"), steps.get("p95_ns"), steps.get("p99_ns"))
-        rows.append(PhaseRow(clean(phase.get("name", "")), phase.get("count"), phase.get("total_ns"), *lengths))
-    if diagnosis.steps:
-        steps = diagnosis.steps
-        lengths = (steps.get("p50_ns"), steps.get("p95_ns"), steps.get("p99_ns"))
-        rows.append(PhaseRow("all steps", steps.get("count"), None, *lengths))
-    return rows
-
-
 def whatif_lines(diagnosis: Diagnosis) -> list[str]:
     """The chain of fixes in words: what each gains, and what limits then."""
     if not diagnosis.whatif:
         return []
+    if diagnosis.whatif.get("off"):
+        return [f"Off: {clean(diagnosis.whatif['off'])}"]
     lines = []
     for number, step in enumerate(diagnosis.whatif.get("chain") or [], 1):
-        fix, following = clean(step.get("fix", "")), step.get("next_verdict")
-        then = f"; then {clean(following)}" if following else ""
+        fix, words = clean(step.get("fix", "")), clean(step.get("words") or "")
+        following, cause = clean(step.get("next_verdict") or ""), clean(step.get("next_cause") or "")
+        then = f"; then {following}{f' ({cause})' if cause else ''}" if following else ""
         span = duration(step.get("predicted_span_ns"))
-        lines.append(f"{number}. {fix}: {span}, {percent(step.get('gain_ratio'))} less{then}")
+        gain = percent(step.get("gain_ratio"))
+        lines.append(f"{number}. {fix}{f', {words}' if words else ''}: {span}, up to {gain} less{then}")
+    if not lines:
+        from infprof.replay.command import nothing_gains
+
+        lines.append(nothing_gains())
     return lines

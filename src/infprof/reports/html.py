@@ -35,8 +35,9 @@ from typing import TYPE_CHECKING, Any
 
 from infprof.measures.names import MEASURES
 from infprof.reports import format as fmt
-from infprof.reports import labels, ranks_rows
+from infprof.reports import labels, ranks_rows, steps_rows
 from infprof.reports.telemetry_lines import telemetry_lines
+from infprof.reports.waterfall import waterfall
 
 if TYPE_CHECKING:
     from infprof.results import DeviceResult, Diagnosis, Finding, Measure, Remedy, Where
@@ -141,7 +142,7 @@ def render(diagnosis: Diagnosis, options: HtmlOptions | None = None) -> str:
         job=[*ranks_rows.job_lines(diagnosis.job), ranks_rows.RANK_NOTE] if diagnosis.job is not None else [],
         job_table=_rank_table(diagnosis),
         tables=[table for table in _tables(diagnosis) if table.rows],
-        whatif=fmt.whatif_lines(diagnosis),
+        waterfall=waterfall(diagnosis),
         telemetry=telemetry_lines(diagnosis),
         telemetry_first=labels.without_timeline(diagnosis),
         not_evaluated=fmt.rules_by_need(diagnosis.not_evaluated),
@@ -305,6 +306,7 @@ def _tables(diagnosis: Diagnosis) -> list[Table]:
     return [
         *_job_tables(diagnosis),
         _phase_table(diagnosis),
+        _slow_table(diagnosis),
         _kernel_table(diagnosis),
         _work_table(diagnosis),
         _copy_table(diagnosis),
@@ -397,12 +399,29 @@ def _cut(held: int, shown: int = _TABLE_ROWS, total: int | None = None) -> str:
 
 
 def _phase_table(diagnosis: Diagnosis) -> Table:
-    columns = [Column("phase", False), *map(Column, ("steps", "total", "p50", "p95", "p99"))]
+    figures = map(Column, ("count", "total", "p50", "p95", "p99"))
+    columns = [Column("phase", False), *figures, Column("limited by", False), Column("told by", False)]
     rows = [
-        [_words(r.name), _number(r.count), _ns(r.total_ns), _ns(r.p50_ns), _ns(r.p95_ns), _ns(r.p99_ns)]
-        for r in fmt.phase_rows(diagnosis)
+        [
+            _words(r.name),
+            _number(r.count),
+            *(_ns(ns) for ns in (r.total_ns, r.p50_ns, r.p95_ns, r.p99_ns)),
+            _words(r.limit),
+            _words(r.told_by),
+        ]
+        for r in steps_rows.phase_rows(diagnosis)
     ]
-    return Table("phases", "Phases and steps", columns, rows)
+    steps = diagnosis.steps or {}
+    how = fmt.clean(steps.get("how_found") or "")
+    found = f"Steps were found by {how}; {steps_rows.each_step(steps)}." if how else ""
+    return Table("phases", "Phases and steps", columns, rows, found)
+
+
+def _slow_table(diagnosis: Diagnosis) -> Table:
+    columns = [Column(name, False) for name in steps_rows.SLOW_COLUMNS]
+    rows = [[_words(text) for text in values] for values in steps_rows.slow_values(diagnosis)]
+    note = "Each against the median step of its phase; a step lasts from the end of the one before it."
+    return Table("slow-steps", "Slowest steps", columns, rows[:_TABLE_ROWS], note)
 
 
 def _kernel_table(diagnosis: Diagnosis) -> Table:
@@ -410,6 +429,7 @@ def _kernel_table(diagnosis: Diagnosis) -> Table:
         Column("kernel", False),
         Column("class", False),
         Column("precision", False),
+        Column("library", False),
         *map(Column, ("GPU", "calls", "total", "share", "mean", "p50", "p95", "grid × block")),
     ]
     rows = [
@@ -417,6 +437,7 @@ def _kernel_table(diagnosis: Diagnosis) -> Table:
             _kernel_name(k.name),
             _words(k.kernel_class),
             _words(k.precision),
+            _words(k.library),
             Cell(str(k.device), k.device),
             _number(k.calls),
             _ns(k.total_ns),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infprof.reports import format as fmt
-from infprof.reports import labels, ranks_rows
+from infprof.reports import labels, ranks_rows, steps_rows
 from infprof.reports.telemetry_lines import telemetry_lines
 
 if TYPE_CHECKING:
@@ -184,17 +184,24 @@ def _remedy(stack: str, change: str, trade_off: str | None) -> str:
 
 def _phases(diagnosis: Diagnosis) -> list[str]:
     blocks = []
-    rows = fmt.phase_rows(diagnosis)
-    if rows:
+    rows = steps_rows.phase_rows(diagnosis)
+    alone = steps_rows.one_phase(diagnosis)
+    if alone is not None:
+        blocks += ["### Steps", prose(alone)]
+    elif rows:
         cells = [
             [
                 escape(r.name),
+                escape(r.limit),
                 fmt.count(r.count),
-                *(fmt.duration(ns) for ns in (r.total_ns, r.p50_ns, r.p95_ns, r.p99_ns)),
+                *("" if ns is None else fmt.duration(ns) for ns in (r.total_ns, r.p50_ns, r.p95_ns, r.p99_ns)),
             ]
             for r in rows
         ]
-        blocks += ["### Phases and steps", _table(("phase", "steps", "total", "p50", "p95", "p99"), cells)]
+        head = ("phase", "limited by", "count", "total", "p50", "p95", "p99")
+        blocks += ["### Phases and steps", _table(head, cells, right_from=2)]
+    slow = "\n".join(f"- {prose(line)}" for line in steps_rows.slow_lines(diagnosis))
+    blocks += [slow] if slow else []
     lines = fmt.whatif_lines(diagnosis)
     if lines:
         # The lines carry their own numbers, which make a list of them.

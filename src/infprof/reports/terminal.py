@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from infprof.reports import format as fmt
-from infprof.reports import labels, ranks_rows
+from infprof.reports import labels, ranks_rows, steps_rows
 from infprof.reports.telemetry_lines import telemetry_lines
 from infprof.stack import stack_of
 
@@ -35,6 +36,8 @@ _DOUBTFUL = 0.5
 _DEVICE_LINES = 6
 _RANK_LINES = 8
 _SHORT_NAME = 12
+# From so many columns on a table has room for every figure.
+_WIDE = 100
 
 # A column of a table: alignment, and width or None for what is left.
 _Columns = tuple[tuple[Literal["left", "right"], "int | None"], ...]
@@ -323,26 +326,48 @@ def _changes(remedies: list[Remedy], rule: str | None, stacks: list[str], option
 
 
 def _phases(console: Console, diagnosis: Diagnosis, options: TerminalOptions) -> None:
-    rows = fmt.phase_rows(diagnosis)
+    rows = steps_rows.phase_rows(diagnosis, all_devices=False)
     if not rows:
         return
-    _heading(console, "Phases and steps")
-    table = _grid(("left", 22), ("right", 9), ("right", 9), ("right", 9), ("right", 9), ("right", 9))
-    table.add_row(*(_text(name, "dim") for name in ("", "steps", "total", "p50", "p95", "p99")))
+    alone = steps_rows.one_phase(diagnosis)
+    how = steps_rows.how_found(diagnosis.steps or {})
+    _heading(console, "Phases and steps" if alone is None else "Steps", f"by {how}" if how and alone is None else "")
+    if alone is not None:
+        _line(console, fmt.plain_prose(alone))
+    else:
+        _phase_table(console, rows)
+    for line in steps_rows.slow_lines(diagnosis):
+        _line(console, line)
+
+
+def _phase_table(console: Console, rows: list[steps_rows.PhaseRow]) -> None:
+    # In a narrow terminal the limit is worth more than one of three percentiles.
+    wide = console.width >= _WIDE
+    figures: _Columns = (("right", 6), ("right", 8), *((("right", 8),) * (3 if wide else 2)))
+    name = min(max(len(row.name) for row in rows), 20)
+    left = console.width - 2 - name - sum(width or 0 for _, width in figures) - 2 * (len(figures) + 1)
+    table = _grid(("left", name), *figures, ("left", left))
+    heads = ("", "count", "total", "p50", *(("p95",) if wide else ()), "p99", "limited by")
+    table.add_row(*(_text(name, "dim") for name in heads))
     for row in rows:
-        name = _text(fmt.shorten(row.name, 22))
-        table.add_row(
-            name, fmt.count(row.count), *(fmt.duration(ns) for ns in (row.total_ns, row.p50_ns, row.p95_ns, row.p99_ns))
+        lengths = (row.p50_ns, *((row.p95_ns,) if wide else ()), row.p99_ns)
+        limit = row.limit if len(row.limit) <= left else re.split("[:,]", row.limit)[0]
+        cells = (
+            fmt.count(row.count),
+            *("" if ns is None else fmt.duration(ns) for ns in (row.total_ns, *lengths)),
+            limit,
         )
+        table.add_row(_text(fmt.shorten(row.name, name)), *map(_text, cells))
     _print_grid(console, table)
 
 
 def _whatif(console: Console, diagnosis: Diagnosis, options: TerminalOptions) -> None:
     lines = fmt.whatif_lines(diagnosis)
     if lines:
-        _heading(console, "What if", "each step on top of the ones before")
+        _heading(console, "What if", "each step on top of the ones before; gains are bounds")
         for line in lines:
-            _line(console, line)
+            for part in textwrap.wrap(line, console.width - 2, subsequent_indent="   "):
+                _line(console, part)
 
 
 def _telemetry(console: Console, diagnosis: Diagnosis, options: TerminalOptions) -> None:

@@ -4,8 +4,14 @@ A new operator is one formula in the module of its kind (matrix, attention, memo
 """
 
 from infprof.measures.work.counting import CountedWork, count_work
-from infprof.measures.work.measuring import NO_OPERATORS, NO_SHAPES, RoofLimits, add_engine_work, add_work
-from infprof.measures.work.phases import PHASE_MEASURES, phase_scopes
+from infprof.measures.work.measuring import (
+    NO_OPERATORS,
+    NO_SHAPES,
+    PHASE_MEASURES,
+    RoofLimits,
+    add_engine_work,
+    add_work,
+)
 from infprof.measures.work.roofline import ScopeWork, scope_work, shares
 from infprof.measures.work.table import work_table
 
@@ -19,7 +25,6 @@ __all__ = [
     "add_engine_work",
     "add_work",
     "count_work",
-    "phase_scopes",
     "scope_work",
     "shares",
     "work_table",

@@ -44,6 +44,17 @@ _UNITS = {
 }
 
 
+# What is measured per phase.
+PHASE_MEASURES = (
+    "mfu_ratio",
+    "mbu_ratio",
+    "work_flop_per_s",
+    "work_bytes_per_s",
+    "work_flop_per_byte",
+    "work_covered_ratio",
+)
+
+
 class RoofLimits(NamedTuple):
     """Shares of a roof: ``clear`` is near it, under ``far`` it is far away. ``small_kernel_ns`` as in the thresholds."""
 
