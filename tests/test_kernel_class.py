@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+from infprof.diagnosis import analyze_file
+from infprof.errors import InfprofError
 from infprof.measures.kernel_class import base_name, classify, inner_name, is_communication, short_name
+from infprof.readers import read
 
 KINDS = [
     ("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT", "gemm"),
@@ -115,6 +121,9 @@ def test_the_automatic_cache_type_is_not_fp8() -> None:
         "oneShotAllReduceKernel",
         "reduce_scatter_cuda_kernel",
         "nvshmemi_transfer_amo",
+        "void deep_ep::internode_ll::dispatch<true, 3, 10, 7168>(void*, float*, int*)",
+        "void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(P)",
+        "_dcp_a2a_pack_send_kernel.kd",
     ],
 )
 def test_communication_kernels(name: str) -> None:
@@ -132,6 +141,7 @@ def test_communication_kernels(name: str) -> None:
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(R)",
         "scatter_reduce",
         "triton_poi_fused_add_all_reduce_mul_3",
+        "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*)",
     ],
 )
 def test_names_that_only_look_like_communication(name: str) -> None:
@@ -211,3 +221,70 @@ def test_odd_names_do_no_harm(name: str) -> None:
     assert classify([name])[0].kind == "other"
     assert len(short_name(name)) <= 60
     assert isinstance(base_name(name), str)
+
+
+LIBRARIES = [
+    ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long)", "nccl"),
+    ("void deep_ep::internode_ll::dispatch<true, 3, 10, 7168>(void*, float*, int*)", "deep-ep"),
+    ("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT", "cublas"),
+    ("void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 2, 2, false>(int)", "cublas"),
+    ("ampere_sgemm_128x64_tn", "cublas"),
+    ("void cutlass::Kernel2<cutlass_80_simt_sgemm_64x64_8x5_tn_align1>(P)", "cutlass"),
+    # A wrapper of CUTLASS around somebody's own kernel: whose it is stands inside.
+    ("void cutlass::device_kernel<vllm::cutlass_3x_gemm_sm90_fp8<cutlass::float_e4m3_t>>(P)", "vllm"),
+    ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<int>>>(P)", "flash-attn"),
+    ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, cutlass::half_t>>(P)", "flash-attn"),
+    ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0", "cudnn"),
+    ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x16", "cudnn"),
+    ("fmhaSm100fKernel_QkvBfloat16OBfloat16H128PagedKvCausalP64VarSeqQ128Kv128PersistentContext", "tensorrt-llm"),
+    ("void flashinfer::BatchDecodeWithPagedKVCacheKernel<(flashinfer::PosEncodingMode)0>(P)", "flashinfer"),
+    ("create_flashinfer_kv_indices_triton", "sglang"),
+    ("void sglang::cross_device_reduce_1stage<__nv_bfloat16, 4>(sglang::RankData*)", "sglang"),
+    ("void vllm::rms_norm_kernel<c10::BFloat16, 8, 2>(c10::BFloat16*)", "vllm"),
+    ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, A>(int)", "aten"),
+    ("void at_cuda_detail::cub::DeviceScanKernel<at_cuda_detail::cub::AgentScanPolicy<128>>(P)", "cub"),
+    ("triton_poi_fused_add_addmm_all_reduce_silu_21", "triton"),
+    ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT128x192x64_MI16x16x1_SN_LDSB1", "hipblaslt"),
+    ("_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi256ELi16ELb1EEEvPT0_", "aiter"),
+    ("__amd_rocclr_copyBuffer.kd", "rocm"),
+    (
+        "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t>)",
+        "xformers",
+    ),
+    # Anybody's names.
+    ("_fwd_kernel", None),
+    ("Kernel", None),
+    ("my_own_kernel(float*)", None),
+]
+
+
+@pytest.mark.parametrize(("name", "library"), LIBRARIES)
+def test_library(name: str, library: str | None) -> None:
+    assert classify([name])[0].library == library
+
+
+def test_almost_all_kernel_time_of_public_traces_has_a_class_and_a_library(shared_traces: Path) -> None:
+    total = without_kind = without_library = 0.0
+    for path in sorted(shared_traces.glob("*/*")):
+        try:
+            kernels, strings = (trace := read(path)).kernels, trace.strings
+        except InfprofError:
+            continue
+        if kernels is None or not len(kernels):
+            continue
+        spent = np.bincount(kernels["name"], np.maximum(kernels["end"] - kernels["start"], 0), len(strings))
+        classes = classify(strings)
+        total += spent.sum()
+        without_kind += spent[[c.kind == "other" for c in classes]].sum()
+        without_library += spent[[c.library is None for c in classes]].sum()
+    assert total > 0
+    assert without_kind / total < 0.001
+    assert without_library / total < 0.002
+
+
+def test_kernels_that_no_name_explains_are_a_problem_when_they_take_much_time(shared_traces: Path) -> None:
+    unnamed = analyze_file(shared_traces / "nsys-sqlite" / "rtx6000_old_schema_gpudb.sqlite.gz")
+    (problem,) = [p for p in unnamed.problems if p.code == "unknown-kernels"]
+    assert "100 % of the kernel time" in problem.message and "probe_GPU2" in problem.message and problem.count == 2
+    named = analyze_file(shared_traces / "kineto" / "h100_qwen1.5-0.5b.json.gz")
+    assert "unknown-kernels" not in {p.code for p in named.problems}

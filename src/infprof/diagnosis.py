@@ -26,7 +26,7 @@ from infprof.measures.fitness import captured_launches, doubts, launches_without
 from infprof.measures.host import HostLimits
 from infprof.measures.host_calls import api_table
 from infprof.measures.idle import IdleLimits, IdleModel
-from infprof.measures.kernels import graphs_hide_kernels, kernel_table
+from infprof.measures.kernels import graphs_hide_kernels, kernel_table, unknown_kernels_problem
 from infprof.measures.operations import Prepared
 from infprof.measures.places import Places
 from infprof.measures.ranges import nccl_table, range_table
@@ -710,6 +710,11 @@ class _Analysis:
         for analysis in analyses:
             self.problems += problems_of(analysis, self.trace.provenance.tool)
         trace, prepared = self.trace, self.prepared
+        unknown = {a.device: a.measures.value("kernel_class_unknown_ratio") or 0.0 for a in analyses}
+        least_known = max(analyses, key=lambda a: unknown[a.device], default=None)
+        if least_known is not None and unknown[least_known.device] >= self.thresholds.unknown_kernels:
+            share = unknown[least_known.device]
+            self.problems.append(unknown_kernels_problem(prepared, least_known.rows, share))
         self.problems += coverage_problems(prepared)
         dropped, kept = trace.dropped_operations, len(prepared.operations)
         if dropped:

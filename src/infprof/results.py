@@ -269,6 +269,7 @@ class KernelRow:
     grid_blocks: int | None
     block_threads: int | None
     # Whose code it is by its name (cublas, cutlass, aten, …), None where that does not tell.
+    library: str | None = None
 
 
 @dataclass

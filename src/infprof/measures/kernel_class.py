@@ -1,4 +1,4 @@
-"""What a kernel's name says it is: its kind, the precision of its arithmetic, and whether it used tensor cores.
+"""What a kernel's name says it is: its kind, the precision of its arithmetic, whether it used tensor cores, its library.
 
 A name is rank D evidence: it says what was meant to run, never how well it ran. Patterns are data, in order, in
 ``kernel_patterns.tsv``; the first that fits wins. Names come in the spellings of nsys, Kineto and rocprof, and mangled.
@@ -16,7 +16,8 @@ from typing import NamedTuple
 # The one definition of a communication kernel: slices, measures and rules must agree on it.
 _COMMUNICATION = re.compile(
     r"^(?!triton_[a-z]+_fused).*?(?<![a-z])(?:[nr]ccl(?-i:[A-Z_:])|msccl(?:pp)?(?-i:[A-Z_:])|nvshmem"
-    r"|cross_device_reduce|quick_?reduce|all_?(?:reduce|gather|to_?all)|reduce_?scatter|(?:one|two)_?shot)",
+    r"|cross_device_reduce|quick_?reduce|all_?(?:reduce|gather|to_?all)|reduce_?scatter|(?:one|two)_?shot"
+    r"|(?:deep_ep|dpsk::ep)::(?:intranode|internode)|dcp_a2a|gather_multimem)",
     re.IGNORECASE,
 )
 
@@ -50,12 +51,14 @@ _MAX_SUBJECT = 800
 class KernelClass(NamedTuple):
     """``precision`` is that of the arithmetic (fp64, fp32, tf32, fp16, bf16, fp8, fp4, int8), not of storage.
 
-    ``precision`` and ``tensor_cores`` are None where the name does not say.
+    ``library`` is whose code it is (cublas, cutlass, flash-attn, aten, …), which another library may have called.
+    ``precision``, ``tensor_cores`` and ``library`` are None where the name does not say.
     """
 
     kind: str
     precision: str | None
     tensor_cores: bool | None
+    library: str | None = None
 
     @property
     def fp32_gemm(self) -> bool:
@@ -132,16 +135,17 @@ def inner_name(name: str) -> str | None:
 
 @lru_cache(maxsize=65536)
 def _classify(name: str) -> KernelClass:
-    if is_communication(name):
-        return KernelClass("communication", None, None)
     subject = _subject(name)
+    library = next((p.value for p in _patterns("library") if p.expression.search(subject)), None)
+    if is_communication(name):
+        return KernelClass("communication", None, None, library)
     kind = next((p.value for p in _patterns("kind") if p.expression.search(subject)), "other")
     if kind in _MATRIX_KINDS:
         for pattern in _patterns("precision"):
             if pattern.expression.search(subject):
-                return KernelClass(kind, pattern.value, pattern.tensor_cores)
+                return KernelClass(kind, pattern.value, pattern.tensor_cores, library)
     tensor_cores = False if kind == "gemv" else None
-    return KernelClass(kind, _first_type(name, subject), tensor_cores)
+    return KernelClass(kind, _first_type(name, subject), tensor_cores, library)
 
 
 def _subject(name: str) -> str:
@@ -233,7 +237,7 @@ def _mangled_parts(name: str) -> tuple[list[str], list[str]]:
     return own, arguments
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=3)
 def _patterns(table: str) -> tuple[_Pattern, ...]:
     text = (resources.files(__package__) / "kernel_patterns.tsv").read_text(encoding="utf-8")
     records = csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)

@@ -8,10 +8,14 @@ from infprof.distinct import distinct
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
 from infprof.measures.intervals import Intervals
+from infprof.measures.kernel_class import short_name
 from infprof.measures.operations import Prepared
 from infprof.quantiles import median
-from infprof.results import KernelRow, Measures
+from infprof.results import KernelRow, Measures, Problem
 from infprof.trace import BoolArray, IntArray, picked
+
+# So many names of no class are named in the problem.
+_UNKNOWN_SHOWN = 3
 
 
 def kernel_table(prepared: Prepared, rows: BoolArray, device: int) -> list[KernelRow]:
@@ -56,6 +60,7 @@ def kernel_table(prepared: Prepared, rows: BoolArray, device: int) -> list[Kerne
             share=float(totals[i] / everything),
             kernel_class=classes[n].kind,
             precision=classes[n].precision,
+            library=classes[n].library,
             grid_blocks=known(int(table["grid_blocks"][longest[i]])),
             block_threads=known(int(table["block_threads"][longest[i]])),
         )
@@ -106,6 +111,25 @@ def _names_of_class(prepared: Prepared, test: str) -> list[int]:
         return [index for index, kernel_class in classes if kernel_class.fp32_gemm]
     kinds = ("other", "unknown") if test == "unknown" else (test,)
     return [index for index, kernel_class in classes if kernel_class.kind in kinds]
+
+
+def unknown_kernels_problem(prepared: Prepared, rows: BoolArray, share: float) -> Problem:
+    """Says which kernels have no class, where their ``share`` of the kernel time is large."""
+    table = prepared.trace.kernels
+    assert table is not None, "kernels of no class need a table of kernels"
+    ops, strings = prepared.operations, prepared.trace.strings
+    mine = rows & (ops.kind == op.KERNEL)
+    by_name_ns = np.bincount(
+        table["name"][picked(ops.row, mine)], (ops.end - ops.start)[mine].astype(np.float64), len(strings)
+    )
+    names = sorted(_names_of_class(prepared, "unknown"), key=lambda i: (-by_name_ns[i], strings[i]))
+    shown = ", ".join(dict.fromkeys(short_name(strings[i]) for i in names[:_UNKNOWN_SHOWN] if by_name_ns[i] > 0))
+    return Problem(
+        "unknown-kernels",
+        f"{100 * share:.0f} % of the kernel time is in kernels whose names tell no class ({shown}): what is said of GEMM, attention "
+        "and other classes is said of the rest.",
+        int((by_name_ns[names] > 0).sum()),
+    )
 
 
 def small_rows(prepared: Prepared, rows: BoolArray, small_kernel_ns: int) -> BoolArray:

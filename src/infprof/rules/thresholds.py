@@ -45,6 +45,7 @@ class Thresholds:
     startup_stall_ns: int
     first_launch_factor: float
     stdin_read_ns: int
+    unknown_kernels: float
     small_kernel_ns: int
     small_copy_bytes: int
     straggler_share: float
