@@ -241,6 +241,20 @@ def test_the_origin_of_time_means_nothing(trace: t.Trace, shift: int) -> None:
         assert other.predict(settings).span_ns == expected
 
 
+@pytest.mark.parametrize("folder", SAMPLES[::3], ids=lambda p: p.name)
+def test_the_order_of_rows_in_the_file_means_nothing(folder: Path) -> None:
+    trace = read(folder / "trace.sqlite")
+    rng = np.random.default_rng(5)
+    shuffled = {}
+    for name in ("kernels", "copies", "memsets", "api_calls", "syncs", "os_calls"):
+        table = getattr(trace, name)
+        if table is not None:
+            shuffled[name] = table.take(rng.permutation(len(table)))
+    asked, other = WhatIf(Prepared(trace), ALWAYS), WhatIf(Prepared(replace(trace, **shuffled)), ALWAYS)
+    for settings in ([], [Setting("launch", 0.0)], [Setting("sync", 0.0), Setting("kernel", 0.5)]):
+        assert other.predict(settings).span_ns == asked.predict(settings).span_ns
+
+
 @pytest.mark.parametrize("folder", SAMPLES, ids=lambda p: p.name)
 def test_without_any_cost_nothing_is_left(folder: Path) -> None:
     assert whatif(folder / "trace.sqlite").predict(EVERYTHING).span_ns == 0
