@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from infprof import __version__
+from infprof.compare.command import compare_command
 from infprof.errors import EXIT_FINDINGS, EXIT_UNUSABLE, EXIT_USAGE, InfprofError, UsageError
 from infprof.replay.command import whatif_command
 from infprof.workload.commands import workload_app
@@ -34,6 +35,7 @@ rules_app = typer.Typer(help="List, show and test the rules behind the findings.
 app.add_typer(rules_app, name="rules", rich_help_panel=None)
 app.add_typer(workload_app, name="workload", rich_help_panel=None)
 app.command("whatif")(whatif_command)
+app.command("compare")(compare_command)
 
 InputsArgument = Annotated[
     list[Path],
