@@ -389,6 +389,23 @@ def test_what_limits_next_is_what_limits_the_run_with_the_fix(
     assert (result.next_verdict, result.next_cause) == (truth.cls, truth.cause)
 
 
+@pytest.mark.parametrize("name", ["pcie-limited-offload", "bandwidth-bound-decode", "compute-bound-prefill", "healthy"])
+def test_counters_of_time_that_is_gone_name_no_other_limiter(name: str, tmp_path: Path) -> None:
+    folder = sample_traces_dir() / name
+    rules = load([rules_dir()])
+    detailed = analyze_in_detail(read(folder / "trace.sqlite"), rules, Options(whatif=False))
+    assert detailed.prepared is not None
+    asked = what_if(detailed.prepared, detailed.diagnosis, rules)
+    for cost, factor in (("copies", 0.0), ("kernel", 0.5), ("kernel", 0.1)):
+        result = asked.ask([Setting(cost, factor)])
+        if (result.gain_ratio or 0.0) < 0.05:
+            continue
+        spec = with_change(load_spec(folder / "spec.yaml"), cost, factor)
+        fixed = read(played(spec, tmp_path / f"{name}{cost}{factor}.sqlite"))
+        truth = analyze(fixed, rules, Options(whatif=False)).verdict
+        assert result.next_verdict in (truth.cls, "gpu-busy")
+
+
 def test_weights_that_come_ahead_are_foretold(tmp_path: Path) -> None:
     """Copies on a stream of their own: the same workload with prefetch."""
     asked = asked_of_fault("offload")

@@ -131,17 +131,21 @@ def analyze_in_detail(trace: Trace, rules: RuleSet, options: Options | None = No
     if options.whatif and recorded and diagnosis.verdict.cls not in ("unusable", "no-demand"):
         from infprof.replay.ranking import rank_findings
         from infprof.replay.setting import parse_setting
+        from infprof.replay.whatif import REPORTED_OPERATIONS
 
-        replayer = what_if(analysis.prepared, diagnosis, rules)
+        replayer = what_if(analysis.prepared, diagnosis, rules, REPORTED_OPERATIONS)
         result = replayer.chain()
         diagnosis.whatif = result.to_dict()
         rank_findings(diagnosis, rules, replayer, [parse_setting(text) for text in result.settings])
     return Detailed(diagnosis, analysis.prepared, analysis.times)
 
 
-def what_if(prepared: Prepared, diagnosis: Diagnosis, rules: RuleSet) -> WhatIf:
-    """Replays of a diagnosed trace. Raises InfprofError where nothing ran on a GPU."""
-    from infprof.replay.whatif import WhatIf
+def what_if(prepared: Prepared, diagnosis: Diagnosis, rules: RuleSet, most: int | None = None) -> WhatIf:
+    """Replays of a diagnosed trace; ``most``: of that many operations from the middle of its window.
+
+    Raises InfprofError where nothing ran on a GPU.
+    """
+    from infprof.replay.whatif import WhatIf, in_the_middle
 
     recorded = Measures([m for m in diagnosis.measures if m.scope.kind == "window"])
 
@@ -153,7 +157,13 @@ def what_if(prepared: Prepared, diagnosis: Diagnosis, rules: RuleSet) -> WhatIf:
         # Which operator launched what is not known of times that nobody recorded; of the same kernels it was counted.
         return counted_limiter(recorded, rules.thresholds) or verdict
 
-    return WhatIf(prepared, (diagnosis.window.start_ns, diagnosis.window.end_ns), judge)
+    window = diagnosis.window.start_ns, diagnosis.window.end_ns
+    played, part = (prepared, window) if most is None else in_the_middle(prepared, window, most)
+    asked = WhatIf(played, part, judge)
+    if played is not prepared:
+        ops = prepared.operations
+        asked.part_of = int(((ops.end > window[0]) & (ops.start < window[1])).sum())
+    return asked
 
 
 class Detailed(NamedTuple):

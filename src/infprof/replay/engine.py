@@ -206,7 +206,8 @@ class Replay:
         step[chains.first] = 0
         sums = np.cumsum(step)
         own = calls.lead_own + _scaled(calls.own - calls.lead_own, costs.call)
-        gap = calls.lead_in + _scaled(calls.work, costs.host) + _scaled(calls.waited, costs.waited)
+        gap = np.add(calls.lead_in, _scaled(calls.work, costs.host), dtype=np.int64)
+        gap += _scaled(calls.waited, costs.waited)
         reached = self._along_threads(gap + own)
         launch = self._launch_times(costs, reached - own)
         free = np.where(launch > NEVER, launch - sums, NEVER)

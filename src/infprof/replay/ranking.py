@@ -17,7 +17,12 @@ def rank_findings(diagnosis: Diagnosis, rules: RuleSet, whatif: WhatIf, chain: S
     """
     settings = {rule.id: rule.replay for rule in rules.rules if rule.replay is not None}
     window = diagnosis.window.duration_ns
-    if whatif.off is not None or window <= 0 or not any(f.rule in settings for f in diagnosis.findings):
+    if (
+        whatif.off is not None
+        or window <= 0
+        or whatif.window_ns <= 0
+        or not any(f.rule in settings for f in diagnosis.findings)
+    ):
         return
     won: dict[Setting, float] = {}
     order: dict[int, float] = {}
@@ -27,7 +32,7 @@ def rank_findings(diagnosis: Diagnosis, rules: RuleSet, whatif: WhatIf, chain: S
         setting = settings.get(finding.rule)
         if setting is not None and finding.gain.high is not None:
             if setting not in won:
-                won[setting] = min(max(whatif.gain_in_window_ns(setting, chain) / window, 0.0), 1.0)
+                won[setting] = min(max(whatif.gain_in_window_ns(setting, chain) / whatif.window_ns, 0.0), 1.0)
             _bound(finding, setting, won[setting])
         share = finding.cost.value / window
         order[id(finding)] = share if finding.gain.high is None else min(finding.gain.high, share)

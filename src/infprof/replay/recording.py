@@ -12,6 +12,7 @@ Times are int64 ns from the trace's origin. Operations are in chain order here: 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,7 @@ from infprof.trace import (
     STREAM_WAIT_EVENT,
     BoolArray,
     IntArray,
+    constant,
 )
 
 # What a call costs its thread.
@@ -197,32 +199,33 @@ class _Builder:
             start, end = nested.times(number)
             before = np.concatenate([[self.origin], end[:-1]])
             rows.append(mine)
-            threads.append(np.full(len(mine), number, dtype=np.int64))
+            threads.append(constant(number, len(mine)))
             starts.append(start)
-            ends.append(np.maximum(end, start))
+            ends.append(end if (end >= start).all() else np.maximum(end, start))
             gaps.append(np.maximum(start - before, 0))
             waited.append(iv.covered(self._waits(number), np.minimum(np.maximum(before, begin), start), start))
-            first.append(np.arange(len(mine)) == 0)
-        row = np.concatenate(rows)
+            begins = np.zeros(len(mine), dtype=np.bool_)
+            begins[0] = True
+            first.append(begins)
+        row, start, end, gap, wait = (_joined(parts) for parts in (rows, starts, ends, gaps, waited))
         self.call_of_row[row] = np.arange(len(row))
         # A call inside another one stands for it.
         self.call_of_row = self.call_of_row[nested.outer]
-        start, end = np.concatenate(starts), np.concatenate(ends)
-        cost = _OF_KIND[self.prepared.api_kinds.astype(np.int64)[table["name"][row]]]
-        gap, wait = np.concatenate(gaps), np.concatenate(waited)
+        cost = _OF_KIND[self.prepared.api_kinds.astype(np.int8)].take(table["name"][row])
         lead_in = gap - np.clip(start - begin, 0, gap)
+        length = end - start
         return Calls(
             row,
-            np.concatenate(threads),
+            _joined(threads),
             start,
             end,
-            self._loading(cost, end - start),
-            lead_in,
-            gap - lead_in - wait,
-            wait,
-            np.clip(begin - start, 0, end - start),
-            end - start,
-            np.concatenate(first),
+            self._loading(cost, length),
+            narrow(lead_in),
+            narrow(gap - lead_in - wait),
+            narrow(wait),
+            narrow(np.clip(begin - start, 0, length)),
+            narrow(length),
+            _joined(first),
         )
 
     def _loading(self, cost: NDArray[np.int8], length: IntArray) -> NDArray[np.int8]:
@@ -255,12 +258,16 @@ class _Builder:
     def _order_operations(self) -> None:
         ops = self.ops
         stream = np.asarray(ops.stream, dtype=np.int64)
-        self.order = order = np.argsort(stream, kind="stable")
-        self.stream = stream[order]
-        self.place = np.empty(len(order), dtype=np.int64)
-        self.place[order] = np.arange(len(order))
-        self.start, self.end = ops.start[order], ops.end[order]
-        self.kind = ops.kind[order]
+        if (stream[1:] >= stream[:-1]).all():
+            # One stream after the other as they are: nothing to copy.
+            self.order = order = self.place = np.arange(len(stream))
+            self.stream, self.start, self.end, self.kind = stream, ops.start, ops.end, ops.kind
+        else:
+            self.order = order = np.argsort(stream, kind="stable")
+            self.stream = stream[order]
+            self.place = np.empty(len(order), dtype=np.int64)
+            self.place[order] = np.arange(len(order))
+            self.start, self.end, self.kind = ops.start[order], ops.end[order], ops.kind[order]
         self.first = np.ones(len(order), dtype=np.bool_)
         self.first[1:] = self.stream[1:] != self.stream[:-1]
         self.bounds = np.append(np.flatnonzero(self.first), len(order))
@@ -435,12 +442,12 @@ class _Builder:
         group, _ = self._groups()
         count = int(group.max(initial=-1)) + 1
         gap = np.where(reach > NEVER, start - reach, 0)
-        # What nothing explains says nothing about turn-arounds.
-        usual_gap = _typical(gap, by_stream & ~overlapping & (gap <= UNEXPLAINED_NS), group, count, USUAL_GAP_NS)
-        gap = np.where(by_stream | ~has_call & (reach > NEVER), gap, np.minimum(usual_gap, gap))
         lead = np.where(has_call, start - self.call_end, 0)
         late = by_launch & ~self.held & self._first_of_call() & (lead <= LONGEST_LEAD_NS)
         usual_lead = _typical(lead, late, group, count, USUAL_LEAD_NS)
+        # What nothing explains says nothing about turn-arounds.
+        usual_gap = _typical(gap, by_stream & ~overlapping & (gap <= UNEXPLAINED_NS), group, count, USUAL_GAP_NS)
+        gap = np.where(by_stream | ~has_call & (reach > NEVER), gap, np.minimum(usual_gap, gap))
         lead = np.where(by_launch, lead, np.minimum(usual_lead, lead))
         setup = np.where(has_call, start - self.call_start, 0)
         usual_setup = _typical(setup, by_launch & self.held & (setup <= LONGEST_LEAD_NS), group, count, USUAL_SETUP_NS)
@@ -465,10 +472,10 @@ class _Builder:
             start,
             end,
             self.call,
-            inside,
-            after,
-            part,
-            gap,
+            narrow(inside),
+            narrow(after),
+            narrow(part),
+            narrow(gap),
             pinned,
             self.first,
             collective,
@@ -535,11 +542,11 @@ class _Builder:
         return longest, nested, self.end[longest] - self.start[longest], np.maximum(lag, 0)
 
     def _collectives(self) -> tuple[IntArray, IntArray]:
-        group = np.full(len(self.start), -1, dtype=np.int64)
-        transfer = self.end - self.start
         chains = matched_collectives(self.prepared)
         if chains is None:
-            return group, transfer
+            return constant(-1, len(self.start)), constant(0, len(self.start))
+        group = np.full(len(self.start), -1, dtype=np.int64)
+        transfer = self.end - self.start
         members = self.place[np.stack(chains)]
         arrived, ended = self.start[members].max(axis=0), self.end[members].min(axis=0)
         together = np.flatnonzero(ended > arrived)
@@ -558,6 +565,7 @@ class _Builder:
         apart = chains.start[following] >= chains.end[following - 1]
         following = following[apart]
         # On its own stream the step is the transfer, counted from its own arrival at the earliest.
+        chains.part = chains.part.astype(np.int64)
         chains.part[following] = np.minimum(chains.transfer[following - 1], chains.part[following])
         waits = (following - 1, following, chains.transfer[following - 1], chains.gap[following])
         all_edges = Edges.of([(edges.source, edges.target, edges.part, edges.lag), waits])
@@ -697,6 +705,7 @@ class _Builder:
         """What waiting calls take by themselves: as those of the name that did not wait, else as long as they took to
         return; copies what they took until their copy began."""
         calls = self.calls
+        calls.own = calls.own.copy()
         length = calls.end - calls.start
         sync = (calls.cost == SYNC) | (binding & (calls.cost == ALLOCATOR))
         for name in distinct_values(names[sync]).tolist() if sync.any() else []:
@@ -707,7 +716,19 @@ class _Builder:
             calls.own[mine & binding] = np.minimum(length[mine & binding], max(int(usual), 0))
         held = np.flatnonzero(self.held)
         calls.own[self.call[held]] = np.minimum(chains.inside[held], length[self.call[held]])
-        np.minimum(calls.lead_own, calls.own, out=calls.lead_own)
+        calls.lead_own = np.minimum(calls.lead_own, calls.own)
+
+
+def narrow(times: IntArray) -> IntArray:
+    """Times that fit in half the memory so: sums over them count in int64 all the same."""
+    low, high = (int(times.min()), int(times.max())) if len(times) else (0, 0)
+    if low == high:
+        return constant(low, len(times))
+    return times.astype(np.int32) if low > -(2**31) and high < 2**31 else times
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _typical(values: IntArray, shown: BoolArray, group: IntArray, count: int, usual: int) -> IntArray:

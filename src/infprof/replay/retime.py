@@ -12,9 +12,10 @@ from dataclasses import replace
 import numpy as np
 
 from infprof.measures import operations as op
+from infprof.measures.operations import Prepared
 from infprof.replay.engine import Replayed
 from infprof.replay.recording import Recording
-from infprof.trace import FloatArray, IntArray, Table, Trace
+from infprof.trace import SCHEMA, BoolArray, FloatArray, IntArray, Table, Trace
 
 _TABLES = {op.KERNEL: "kernels", op.GRAPH: "graphs", op.COPY: "copies", op.MEMSET: "memsets"}
 _OF_THREADS = ("api_calls", "ranges", "os_calls", "overheads")
@@ -33,27 +34,65 @@ def retimed(recording: Recording, replayed: Replayed, rows: IntArray | None = No
             mine = np.flatnonzero(ops.kind[rows] == kind)
             changed[name] = _timed(table.take(ops.row[rows[mine]]), start=starts[mine], end=ends[mine])
     everywhere = _Map(np.concatenate([ops.start[rows], ops.end[rows]]), np.concatenate([starts, ends]))
-    low, high = _host_times(recording, rows)
+    kernels = np.flatnonzero(ops.kind[rows] == op.KERNEL)
+    recorded = int((ops.end - ops.start)[rows[kernels]].sum())
+    speed = int((ends - starts)[kernels].sum()) / max(recorded, 1)
+    low, high = _host_times(recording.prepared, rows)
     threads = _thread_maps(recording, replayed, low, high)
     for name in _OF_THREADS:
         table = getattr(trace, name)
         if table is not None and len(table):
-            table = table.take((table["end"] >= low) & (table["start"] <= high))
-            changed[name] = _moved_with_threads(table, threads, everywhere)
+            changed[name] = _moved_with_threads(_between(table, low, high), threads, everywhere)
     for name in ("syncs", "collectives", "named_launches", "counters", "memory_events"):
         table = getattr(trace, name)
         if table is not None and len(table):
             times = [c for c in ("start", "end", "time") if c in table.columns]
-            table = table.take((table[times[-1]] >= low) & (table[times[0]] <= high))
-            changed[name] = _timed(table, **{c: everywhere(table[c]) for c in times})
+            part = _between(table, low, high)
+            if name == "counters":
+                part = part.take(_still_true(part["time"], everywhere, speed))
+            changed[name] = _timed(part, **{c: everywhere(part[c]) for c in times})
     # Calls that take no time any more all lie at once: which operator each was made in cannot be told then.
     gone = {"operators": None, "telemetry": None, "telemetry_window": None, "load": None}
     return replace(trace, problems=[], **gone, **changed)  # type: ignore[arg-type]
 
 
-def _host_times(recording: Recording, rows: IntArray) -> tuple[int, int]:
+def excerpt(prepared: Prepared, rows: IntArray) -> Trace:
+    """The trace of these operations (rows of ``operations``) alone, with what their threads did meanwhile."""
+    trace, ops = prepared.trace, prepared.operations
+    changed: dict[str, Table | None] = {}
+    for kind, name in _TABLES.items():
+        table = getattr(trace, name)
+        if table is not None:
+            changed[name] = table.take(ops.row[rows[ops.kind[rows] == kind]]).sorted_by("start")
+    low, high = _host_times(prepared, rows)
+    for name in SCHEMA:
+        table = getattr(trace, name)
+        if name not in changed and table is not None and len(table):
+            changed[name] = _between(table, low, high)
+    return replace(trace, problems=[], telemetry=None, telemetry_window=None, load=None, **changed)  # type: ignore[arg-type]
+
+
+def _still_true(times: IntArray, move: _Map, speed: float) -> BoolArray:
+    """Which samples of counters are of time that is there as before; ``speed``: new time of kernels per old time.
+
+    A sample is a mean over the time since the one before it: where part of that is gone, it is diluted by what was idle.
+    """
+    moments = np.unique(times)
+    if len(moments) < 2:
+        return np.zeros(len(times), dtype=np.bool_)
+    period = int(np.median(np.diff(moments)))
+    left = (move(times) - move(times - period)) / max(period, 1)
+    return np.asarray(left >= 0.9 * speed)
+
+
+def _between(table: Table, low: int, high: int) -> Table:
+    times = [c for c in ("start", "end", "time") if c in table.columns]
+    return table.take((table[times[-1]] >= low) & (table[times[0]] <= high))
+
+
+def _host_times(prepared: Prepared, rows: IntArray) -> tuple[int, int]:
     """From the first launch of these operations, or their first start, to their last end."""
-    ops, table = recording.prepared.operations, recording.prepared.trace.api_calls
+    ops, table = prepared.operations, prepared.trace.api_calls
     if not len(rows):
         return 0, 0
     low, high = int(ops.start[rows].min()), int(ops.end[rows].max())

@@ -16,7 +16,7 @@ from infprof.replay.applying import apply
 from infprof.replay.engine import Replay, Replayed
 from infprof.replay.overlap import with_overlapped_copies
 from infprof.replay.recording import ALLOCATOR, LAUNCH, MODULE, Recording, record
-from infprof.replay.retime import retimed
+from infprof.replay.retime import excerpt, retimed
 from infprof.replay.setting import Setting
 from infprof.results import Verdict
 from infprof.trace import D2H, H2D, Trace
@@ -27,7 +27,10 @@ SELF_CHECK = 0.005
 LEAST_GAIN = 0.05
 LONGEST_CHAIN = 6
 # The next verdict is made from this many operations at most: a verdict on all of a long trace takes as long as its analysis.
-JUDGED_OPERATIONS = 200_000
+JUDGED_OPERATIONS = 50_000
+# A report's own chain is made from this many operations of the window, the middle ones: its replays would else take
+# longer than all the rest.
+REPORTED_OPERATIONS = 100_000
 # Where more of them have no launch record, the host's part in the trace is not known.
 MOST_WITHOUT_LAUNCH = 0.5
 
@@ -94,6 +97,16 @@ class Result:
         return asdict(self)
 
 
+def in_the_middle(prepared: Prepared, window: tuple[int, int], most: int) -> tuple[Prepared, tuple[int, int]]:
+    """The trace and window, or where the window has more operations than ``most``, that many from its middle."""
+    ops = prepared.operations
+    mine = np.flatnonzero((ops.end > window[0]) & (ops.start < window[1]))
+    if len(mine) <= most:
+        return prepared, window
+    rows = mine[(len(mine) - most) // 2 :][:most]
+    return Prepared(excerpt(prepared, rows)), (int(ops.start[rows[0]]), int(ops.end[rows].max()))
+
+
 class WhatIf:
     """Replays one trace with any costs.
 
@@ -106,6 +119,8 @@ class WhatIf:
         self.prepared = prepared
         self.window = window
         self._judge = judge
+        # How many operations the window has, where only some of them are here.
+        self.part_of: int | None = None
         self._windows: dict[tuple[Setting, ...], int] = {}
 
     @cached_property
@@ -170,15 +185,15 @@ class WhatIf:
         ]
         span = self.recorded_span_ns
         while left and len(taken) < LONGEST_CHAIN and span > 0:
-            played = [self.predict([*taken, setting]) for setting, _ in left]
-            best = min(range(len(left)), key=lambda i: played[i].span_ns)
-            gain = span - played[best].span_ns
+            spans = [self.predict([*taken, setting]).span_ns for setting, _ in left]
+            best = min(range(len(left)), key=lambda i: spans[i])
+            gain = span - spans[best]
             if gain <= LEAST_GAIN * span:
                 break
             setting, words = left.pop(best)
             taken.append(setting)
-            span = played[best].span_ns
-            then = self._then(taken, played[best])
+            span = spans[best]
+            then = self._then(taken, self.predict(taken))
             result.chain.append(Step(setting.text, words, span, gain / self.recorded_span_ns, *then))
         result.predicted_span_ns = span
         result.gain_ratio = 1 - span / self.recorded_span_ns
@@ -227,6 +242,11 @@ class WhatIf:
             most = max(most, self._in_window_ns(rest) - self._in_window_ns((*rest, setting)))
         return most
 
+    @property
+    def window_ns(self) -> int:
+        """From the first to the last operation of the window, as recorded."""
+        return self._in_window_ns(())
+
     def _in_window_ns(self, settings: tuple[Setting, ...]) -> int:
         """How long the window's operations take with these settings."""
         if settings not in self._windows:
@@ -268,6 +288,11 @@ class WhatIf:
         if off is None and self._recording.without_launch:
             share = self.unlaunched_ratio
             notes.append(f"{share:.1%} of the operations have no launch record: they follow their stream.")
+        if self.part_of is not None:
+            notes.append(
+                f"Of the {self.part_of:,} operations of the window the {len(self.prepared.operations):,} in its middle were "
+                "replayed; `infprof whatif` replays all of them."
+            )
         if off is None and self.prepared.trace.os_calls is None:
             notes.append(
                 "System calls were not recorded, so the host's time between CUDA calls counts as work: where it waited, "

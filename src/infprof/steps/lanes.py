@@ -125,7 +125,7 @@ def _unit_starts(prepared: Prepared, rows: IntArray, launch: IntArray) -> IntArr
 
 def _graph_launch(prepared: Prepared, launch: IntArray) -> BoolArray:
     table = prepared.trace.api_calls
-    if table is None:
+    if table is None or not len(table):
         return np.zeros(len(launch), dtype=np.bool_)
     by_graph = calls.graph_launchers(prepared.trace.strings)
     if not by_graph.any():
