@@ -487,7 +487,7 @@ def test_pageable_copies_that_kernels_wait_for_cost_their_time(tmp_path: Path) -
 def host_resident_kv(tokens: int, gpu: str, stores: bool = True) -> TraceBuilder:
     """Per token a pinned copy of 47.1 ms at 25.5 GB/s, then 30.6 ms of kernels, all on one stream and queued ahead."""
     b = TraceBuilder()
-    b.gpu(gpu, sm_count=108, memory_bytes=85_198_045_184)
+    b.gpu(gpu, sm_count=108, memory_bytes=85_198_045_184, compute=(8, 0))
     at = S
     for token in range(tokens):
         call = S - 10 * MS if token == 0 else at - 60 * MS

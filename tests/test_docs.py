@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infprof import resources, results, rules
-from infprof.rules.model import AREAS, LAYERS, REMEDY_KINDS, SCENARIOS, STACKS, TABLES
+from infprof.rules.model import APPROACHES, AREAS, LAYERS, REMEDY_KINDS, SCENARIOS, STACKS, TABLES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -63,7 +63,7 @@ def test_every_section_of_a_rule_is_explained() -> None:
 @pytest.mark.parametrize(
     ("page", "words"),
     [
-        ("rules.md", (*AREAS, *LAYERS, *SCENARIOS, *REMEDY_KINDS, *STACKS, *TABLES)),
+        ("rules.md", (*AREAS, *LAYERS, *SCENARIOS, *REMEDY_KINDS, *APPROACHES, *STACKS, *TABLES)),
         ("json.md", (*results.VERDICT_CLASSES, *results.IDLE_CAUSES, *results.COPY_CAUSES, *results.SLICE_KINDS)),
         ("json.md", (*results.UNUSABLE_CODES, *results.SEVERITIES, *AREAS, *LAYERS, *SCENARIOS, *REMEDY_KINDS)),
         ("verdicts.md", (*results.VERDICT_CLASSES, *results.IDLE_CAUSES, *results.UNUSABLE_CODES)),

@@ -8,7 +8,8 @@ from importlib import resources
 
 import pytest
 
-from infprof.hardware import find, lookup, pcie_bytes_per_s
+from conftest import SHARED
+from infprof.hardware import by_sku, find, known_skus, lookup, pcie_bytes_per_s
 
 GIB = 2**30
 
@@ -114,3 +115,52 @@ def test_the_table_is_whole_and_plausible() -> None:
         rates = [float(row[column]) for column in ("fp32_tflops", "fp16_tflops", "fp8_tflops") if row[column]]
         assert rates == sorted(rates), f"{row['sku']}: a narrower type must not be slower"
         assert 100 <= float(row["dram_gb_per_s"]) <= 10_000
+
+
+REFERENCE = SHARED / "reference" / "gpu-peaks.tsv"
+
+
+def reference_rows() -> list[dict[str, str]]:
+    if not REFERENCE.is_file():
+        return []
+    with REFERENCE.open(encoding="utf-8") as table:
+        return list(csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+@pytest.mark.parametrize("row", reference_rows(), ids=lambda row: row["sku"])
+def test_every_gpu_of_the_reference_is_here_with_its_dense_peaks(row: dict[str, str]) -> None:
+    peaks = by_sku(row["sku"])
+    assert peaks is not None
+    # One of the two devices that a MI250X appears as has half of everything.
+    share = 0.5 if row["sku"] == "MI250X" else 1.0
+    for precision in ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"):
+        given = share * float(row[precision]) * 1e12 if row[precision] else None
+        assert peaks.flop_per_s.get(precision) == (None if given is None else pytest.approx(given, rel=0.001)), (
+            precision
+        )
+    assert peaks.dram_bytes_per_s == pytest.approx(share * float(row["mem_gbs"]) * 1e9, rel=0.001)
+    assert (peaks.memory_bytes or 0) / 2**30 == pytest.approx(share * float(row["mem_gb"]))
+    # The reference counts both directions of a link.
+    both_ways = share * float(row["link_gbs"]) * 1e9 if row["link_gbs"] else None
+    found = None if peaks.nvlink_bytes_per_s is None else 2 * peaks.nvlink_bytes_per_s
+    assert found == (None if both_ways is None else pytest.approx(both_ways, rel=0.001))
+    assert (peaks.pcie_gen, peaks.pcie_width) == tuple(
+        int(row[k]) if row[k] else None for k in ("pcie_gen", "pcie_width")
+    )
+    assert peaks.sm_count == (int(share * int(row["sms"])) if row["sms"] else None)
+
+
+def test_a_device_without_a_name_is_told_by_its_properties_only_where_these_are_its_own() -> None:
+    t4 = find(None, sm_count=40, memory_bytes=15_655_829_504, compute_capability="7.5")
+    assert t4.peaks is not None and t4.peaks.sku == "T4"
+    # L40, L40S and RTX 6000 Ada have the same size and differ in speed.
+    several = find(None, sm_count=142, memory_bytes=47_000_000_000, compute_capability="8.9")
+    assert several.peaks is None and several.reason is not None and "L40S" in several.reason
+    slice_of_one = find("", sm_count=14, memory_bytes=10 * GIB, compute_capability="8.0")
+    assert slice_of_one.peaks is None and "nothing in the table" in str(slice_of_one.reason)
+    assert find(None, sm_count=40, memory_bytes=15_655_829_504).peaks is None
+
+
+def test_rows_are_found_by_their_own_name() -> None:
+    assert {peaks.sku for sku in known_skus() if (peaks := by_sku(sku.lower())) is not None} == set(known_skus())
+    assert by_sku("no such row") is None

@@ -434,13 +434,23 @@ def test_defaults_stand_in_for_what_is_absent_only(tmp_path: Path) -> None:
     assert findings(ruleset, idle_ratio=0.5, idle_ns=5, sync_gap_count=9) == []
 
 
-def test_rules_of_other_scenarios_are_left_out_and_said(tmp_path: Path) -> None:
+def test_a_finding_is_shown_in_scenarios_that_its_rule_does_not_name_too(tmp_path: Path) -> None:
     write(tmp_path)
     ruleset, context = load(tmp_path), FakeContext(measured(idle_ratio=0.5, idle_ns=5))
-    assert len(rules.evaluate(ruleset, context, "batch").findings) == 1
-    other = rules.evaluate(ruleset, context, "mixed")
-    assert other.findings == []
-    assert other.not_evaluated[0].needs == "the scenario online or batch, and this one is mixed"
+    for scenario in ("batch", "mixed"):
+        evaluation = rules.evaluate(ruleset, context, scenario)
+        assert len(evaluation.findings) == 1 and evaluation.not_evaluated == []
+
+
+def test_the_kind_of_change_is_that_of_the_remedies_unless_the_rule_says_it(tmp_path: Path) -> None:
+    write(tmp_path)
+    write(tmp_path, "new-device", remedy_kind="remedy_kind: hardware")
+    write(tmp_path, "new-way", remedy_kind="remedy_kind: code\napproach: algorithm")
+    write(tmp_path, "odd-way", remedy_kind="remedy_kind: code\napproach: algoritm")
+    ruleset = load(tmp_path)
+    kinds = {rule.id: rule.approach for rule in ruleset.rules}
+    assert kinds == {"new-device": "hardware", "new-way": "algorithm", "slow-thing": "system"}
+    assert "no approach `algoritm`. Did you mean `algorithm`?" in str(ruleset.broken[0])
 
 
 def test_stating_rules_make_no_finding_and_are_not_missed() -> None:

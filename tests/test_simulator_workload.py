@@ -201,6 +201,17 @@ class TestShapes:
         with pytest.raises(UsageError, match="node by node"):
             write_kineto(trace, tmp_path / "x.json")
 
+    def test_counters_show_the_kernels_of_a_graph_that_is_one_row(self, tmp_path: Path) -> None:
+        counters = {"counters": {"rate": 20_000}}
+        limiters, verdicts = [], []
+        for form in ("node", "graph"):
+            trace = played("small-batch", counters, graph_trace=form)
+            limiters.append(answer(trace)["devices"][0]["limiter"])
+            verdicts.append(analyze_file(write_nsys_sqlite(trace, tmp_path / f"{form}.sqlite")).verdict.cls)
+        assert verdicts == [limiter["class"] for limiter in limiters] == ["bandwidth-bound"] * 2
+        # In between two nodes nothing runs, which counts as part of a graph that is one row.
+        assert limiters[1]["dram_ratio"] == pytest.approx(limiters[0]["dram_ratio"], rel=0.1)
+
     @pytest.mark.parametrize("version", ["2022.4", "2026"])
     def test_exports_of_other_versions_get_the_same_verdict(self, version: str, tmp_path: Path) -> None:
         trace = played("slow-rank", {"nsys": version})

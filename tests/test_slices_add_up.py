@@ -108,6 +108,7 @@ def traces(draw: st.DrawFn, stretch: st.SearchStrategy[tuple[int, int]] = STRETC
             12, correlation=CORRELATION, name=names(CALLS), return_value=st.sampled_from([0, 0, 0, 2])
         ),
         "os_calls": host_rows(6, name=names(OS_CALLS)),
+        "off_cpu": host_rows(3),
         "overheads": host_rows(3, kind=st.integers(0, 2)),
         "ranges": host_rows(4, text=names(("step", "Triton compile")), kind=st.integers(0, 1)),
     }

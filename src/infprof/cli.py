@@ -6,8 +6,9 @@ import gc
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 
@@ -19,6 +20,8 @@ from infprof.workload.commands import workload_app
 
 if TYPE_CHECKING:
     from infprof.diagnosis import Detailed, Options
+    from infprof.reports.markdown import MarkdownOptions
+    from infprof.reports.terminal import TerminalOptions
     from infprof.results import Diagnosis
     from infprof.rules import RuleSet
 
@@ -83,12 +86,25 @@ StepRangeOption = Annotated[
         "--step-range", metavar="NAME", help="A step is what runs for an NVTX range of this name (* matches)."
     ),
 ]
+GpuSpecOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-spec",
+        metavar="SPEC",
+        help="Peaks of the GPU, where the table lacks them: a YAML file, or KEY=VALUE,… such as "
+        "bf16_tflops=300,dram_gb_per_s=2000 or like=H100-PCIe. Dense TFLOP/s; links per direction.",
+    ),
+]
+ByLayerOption = Annotated[
+    bool, typer.Option("--by-layer", help="Group the findings of text and Markdown by the layer that must act.")
+]
 RulesOption = Annotated[
     list[Path] | None,
     typer.Option("--rules", metavar="DIR", help="A folder with further rules; may be given several times."),
 ]
 ScenarioOption = Annotated[
-    str | None, typer.Option("--scenario", metavar="NAME", help="Only rules for online, batch or mixed serving.")
+    str | None,
+    typer.Option("--scenario", metavar="NAME", help="Order the findings for online, batch or mixed serving."),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 OutputOption = Annotated[
@@ -204,6 +220,8 @@ def analyze(
     jobs: JobsOption = None,
     scheduler: SchedulerOption = None,
     capture: CaptureOption = None,
+    gpu_spec: GpuSpecOption = None,
+    by_layer: ByLayerOption = False,
 ) -> None:
     """Diagnose a profile: where the time went, what limits it, what to change.
 
@@ -219,10 +237,10 @@ def analyze(
     gate = _gate(fail_on)
     paths = _paths(inputs)
     files = _files({"html": html, "perfetto": perfetto}, output, paths, force)
-    detailed = _diagnose_all(paths, window, range_name, rules, scenario, jobs, scheduler, capture, step_range)
-    _write_files(detailed, files, force)
+    detailed = _diagnose_all(paths, window, range_name, rules, scenario, jobs, scheduler, capture, step_range, gpu_spec)
+    _write_files(detailed, files, force, by_layer)
     diagnosis = detailed.diagnosis
-    _print(diagnosis, "json" if json else "markdown" if markdown else "terminal")
+    _print(diagnosis, "json" if json else "markdown" if markdown else "terminal", by_layer)
     _finish(diagnosis, gate)
 
 
@@ -377,6 +395,8 @@ def report(
     jobs: JobsOption = None,
     scheduler: SchedulerOption = None,
     capture: CaptureOption = None,
+    gpu_spec: GpuSpecOption = None,
+    by_layer: ByLayerOption = False,
 ) -> None:
     """Write the diagnosis of a profile, or of the ranks of a job, to files to share; several at once.
 
@@ -387,8 +407,8 @@ def report(
     files = _files(wanted, output, paths, force)
     if not files:
         raise UsageError("report: name at least one file, such as --html report.html or -o report.md.")
-    detailed = _diagnose_all(paths, window, range_name, rules, scenario, jobs, scheduler, capture, step_range)
-    _write_files(detailed, files, force)
+    detailed = _diagnose_all(paths, window, range_name, rules, scenario, jobs, scheduler, capture, step_range, gpu_spec)
+    _write_files(detailed, files, force, by_layer)
     _finish(detailed.diagnosis, None)
 
 
@@ -542,6 +562,33 @@ def rules_test(rules: RulesOption = None) -> None:
         raise typer.Exit(EXIT_FINDINGS)
 
 
+@rules_app.command("docs")
+def rules_docs(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write; made where it does not exist.")],
+    rules: RulesOption = None,
+    force: ForceOption = False,
+) -> None:
+    """Write a Markdown page for each rule, and an index of all.
+
+    Example: infprof rules docs rule-pages
+    """
+    from infprof.reports.files import check_target, write_atomic
+    from infprof.rules import pages
+
+    ruleset = _load_rules(rules)
+    texts = pages(ruleset)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be made: {error.strerror or error}.") from None
+    for name in texts:
+        check_target(directory / name, force)
+    for name, text in texts.items():
+        write_atomic(directory / name, text, force)
+    print(f"infprof: wrote {len(texts)} pages to {directory}", file=sys.stderr)
+    _end_rules(ruleset)
+
+
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 
@@ -565,10 +612,11 @@ def _diagnose_all(
     scheduler: str | None,
     capture: Path | None,
     step_range: str | None,
+    gpu_spec: str | None,
 ) -> Detailed:
     """One file as ever; several as the ranks of a job, in which those that fail are named on stderr."""
     if len(paths) == 1 and scheduler is None:
-        return _diagnose(paths[0], window, range_name, rules, scenario, capture, step_range)
+        return _diagnose(paths[0], window, range_name, rules, scenario, capture, step_range, gpu_spec)
     if capture is not None:
         raise UsageError(
             "--capture explains the graphs of one file, read here: name a single input, without --scheduler."
@@ -577,7 +625,8 @@ def _diagnose_all(
     from infprof.diagnosis import Detailed
     from infprof.ranks import analyze_inputs
 
-    diagnosis = analyze_inputs(paths, _options(window, range_name, rules, scenario, None, step_range), jobs, scheduler)
+    options = _options(window, range_name, rules, scenario, None, step_range, gpu_spec)
+    diagnosis = analyze_inputs(paths, options, jobs, scheduler)
     _say_broken_rules(diagnosis)
     for failure in diagnosis.job.failures if diagnosis.job is not None else ():
         print(f"infprof: left out: {failure.reason}", file=sys.stderr)
@@ -591,13 +640,16 @@ def _options(
     scenario: str | None,
     capture: Path | None = None,
     step_range: str | None = None,
+    gpu_spec: str | None = None,
 ) -> Options:
     from infprof.diagnosis import Options
+    from infprof.hardware.gpu_spec import parse_gpu_spec
 
     _check_rule_dirs(rules)
     if scenario is not None and scenario not in ("online", "batch", "mixed"):
         raise UsageError(f"--scenario {scenario}: choose online, batch or mixed.")
-    return Options(window, range_name, scenario, tuple(rules or ()), capture, step_range=step_range)
+    given = None if gpu_spec is None else parse_gpu_spec(gpu_spec)
+    return Options(window, range_name, scenario, tuple(rules or ()), capture, step_range=step_range, gpu_spec=given)
 
 
 def _say_broken_rules(diagnosis: Diagnosis) -> None:
@@ -614,20 +666,22 @@ def _diagnose(
     scenario: str | None,
     capture: Path | None = None,
     step_range: str | None = None,
+    gpu_spec: str | None = None,
 ) -> Detailed:
     """The diagnosis of a profile with what it was made of, or one that was stored."""
     from infprof.stored import is_stored_diagnosis, read_stored_diagnosis
 
     if is_stored_diagnosis(path):
-        options = {
+        chosen = {
             "--window": window != "auto",
             "--range": range_name,
             "--step-range": step_range,
             "--rules": rules,
             "--scenario": scenario,
             "--capture": capture,
+            "--gpu-spec": gpu_spec,
         }
-        given = [name for name, value in options.items() if value]
+        given = [name for name, value in chosen.items() if value]
         if given:
             raise UsageError(f"{given[0]} needs the profile itself: {path} is a diagnosis that is finished.")
         from infprof.diagnosis import Detailed
@@ -637,8 +691,9 @@ def _diagnose(
     from infprof.diagnosis import analyze_file_in_detail
     from infprof.progress import shown_reading
 
+    options = _options(window, range_name, rules, scenario, capture, step_range, gpu_spec)
     with shown_reading():
-        detailed = analyze_file_in_detail(path, _options(window, range_name, rules, scenario, capture, step_range))
+        detailed = analyze_file_in_detail(path, options)
     _say_broken_rules(detailed.diagnosis)
     return detailed
 
@@ -667,16 +722,24 @@ def _prepare_for_arrays() -> None:
     mallopt(_M_TOP_PAD, 64 << 20)
 
 
-def _print(diagnosis: Diagnosis, name: str) -> None:
+def _print(diagnosis: Diagnosis, name: str, by_layer: bool = False) -> None:
     from infprof.reports import render
 
-    options = None
-    if name == "terminal":
-        from infprof.reports.terminal import TerminalOptions
-
-        options = TerminalOptions.for_stream(sys.stdout)
-    sys.stdout.write(render(name, diagnosis, options))
+    sys.stdout.write(render(name, diagnosis, _report_options(name, by_layer, sys.stdout)))
     sys.stdout.flush()
+
+
+def _report_options(
+    name: str, by_layer: bool, stream: TextIO | None = None
+) -> TerminalOptions | MarkdownOptions | None:
+    """What a report is to show, where that is not its default; ``stream``: the terminal that it must fit."""
+    from infprof.reports.markdown import MarkdownOptions
+    from infprof.reports.terminal import TerminalOptions
+
+    if name == "terminal":
+        options = TerminalOptions() if stream is None else TerminalOptions.for_stream(stream)
+        return replace(options, by_layer=by_layer)
+    return MarkdownOptions(by_layer=by_layer) if name == "markdown" else None
 
 
 def _files(
@@ -706,7 +769,7 @@ def _files(
     return files
 
 
-def _write_files(detailed: Detailed, files: list[tuple[str, Path]], force: bool) -> None:
+def _write_files(detailed: Detailed, files: list[tuple[str, Path]], force: bool, by_layer: bool = False) -> None:
     from infprof.reports import TIMELINE, write_report
 
     if detailed.prepared is None and TIMELINE.name in dict(files):
@@ -714,7 +777,7 @@ def _write_files(detailed: Detailed, files: list[tuple[str, Path]], force: bool)
             "--perfetto needs the profile itself, read here: a stored diagnosis and --scheduler hold no events."
         )
     for name, target in files:
-        write_report(name, detailed, target, force)
+        write_report(name, detailed, target, force, _report_options(name, by_layer))
         print(f"infprof: wrote {target}", file=sys.stderr)
 
 

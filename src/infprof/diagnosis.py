@@ -15,7 +15,7 @@ from infprof import __version__, collecting
 from infprof.distinct import distinct_values
 from infprof.durations import in_words
 from infprof.errors import UsageError
-from infprof.hardware import find
+from infprof.hardware.gpu_spec import GpuSpec
 from infprof.measures import calls
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
@@ -53,6 +53,7 @@ from infprof.results import (
 from infprof.results import Scope as MeasureScope
 from infprof.rules import RuleSet, Thresholds, evaluate, load
 from infprof.stack import ENGINE_KEY, engine_of, fit_remedies
+from infprof.steps.attention import add_attention_growth
 from infprof.steps.finding import LaneSteps, find_steps
 from infprof.steps.summary import Device as SteppedDevice
 from infprof.steps.summary import Judge, Judged, StepReport, describe, why_no_steps
@@ -62,6 +63,7 @@ from infprof.verdict import (
     TraceFacts,
     counted_limiter,
     device_verdict,
+    doubt_recording,
     no_gpu_seen,
     problems_of,
     telemetry_verdict,
@@ -94,6 +96,8 @@ class Options:
     # The range that is a step (a name or a pattern), and whether to look for steps at all.
     step_range: str | None = None
     steps: bool = True
+    # Peaks of the devices, for those that the table does not have or has wrong.
+    gpu_spec: GpuSpec | None = None
 
 
 def analyze_file(path: Path, options: Options | None = None) -> Diagnosis:
@@ -126,6 +130,7 @@ def analyze_in_detail(trace: Trace, rules: RuleSet, options: Options | None = No
     analysis = _Analysis(trace, rules, options)
     diagnosis = analysis.diagnosis()
     fit_remedies(diagnosis)
+    diagnosis.scenario = options.scenario
     recorded = len(analysis.prepared.operations) > 0
     # Of a run that waits for requests no fix makes the time shorter.
     if options.whatif and recorded and diagnosis.verdict.cls not in ("unusable", "no-demand"):
@@ -136,7 +141,7 @@ def analyze_in_detail(trace: Trace, rules: RuleSet, options: Options | None = No
         replayer = what_if(analysis.prepared, diagnosis, rules, REPORTED_OPERATIONS)
         result = replayer.chain()
         diagnosis.whatif = result.to_dict()
-        rank_findings(diagnosis, rules, replayer, [parse_setting(text) for text in result.settings])
+        rank_findings(diagnosis, rules, replayer, [parse_setting(text) for text in result.settings], options.scenario)
     return Detailed(diagnosis, analysis.prepared, analysis.times)
 
 
@@ -150,7 +155,9 @@ def what_if(prepared: Prepared, diagnosis: Diagnosis, rules: RuleSet, most: int 
     recorded = Measures([m for m in diagnosis.measures if m.scope.kind == "window"])
 
     def judge(trace: Trace, window: tuple[int, int], same_kernels: bool) -> Verdict:
-        options = Options(window=f"{max(window[0], 0)}ns:{window[1]}ns", whatif=False, steps=False)
+        options = Options(
+            window=f"{max(window[0], 0)}ns:{window[1]}ns", whatif=False, steps=False, gpu_spec=prepared.gpu_spec
+        )
         verdict = analyze(trace, rules, options).verdict
         if verdict.cls != "gpu-busy" or not same_kernels:
             return verdict
@@ -184,7 +191,7 @@ class _Analysis:
         self.rules = rules
         self.thresholds: Thresholds = rules.thresholds
         self.options = options
-        self.prepared = Prepared(trace)
+        self.prepared = Prepared(trace, options.gpu_spec)
         self.how = collecting.advice(trace.provenance.tool)
         self.times: list[DeviceTime] = []
         # (device, phase, measure)
@@ -217,14 +224,24 @@ class _Analysis:
         for analysis in analyses:
             self._add_telemetry(analysis)
             self._add_work(analysis)
+        if len(analyses) > 1:
+            from infprof.measures.host_parts import add_peer_pauses
+
+            ids = [self.trace.devices[a.device].id for a in analyses]
+            self.problems += add_peer_pauses([a.measures for a in analyses], ids)
         self._note_capture()
         unusable = self._unusable(steady, scope, analyses)
         verdicts = [unusable or device_verdict(a, self.thresholds) for a in analyses]
         if unusable is None:
             self._weigh(verdicts)
+            for analysis, verdict in zip(analyses, verdicts, strict=True):
+                doubt_recording(verdict, analysis.measures, t)
         focus = self._focus(analyses)
         if unusable is None and self.options.steps:
             self.step_report = self._phases_and_steps(model, limits, analyses, verdicts, focus, steady)
+        for analysis in analyses if unusable is None else []:
+            lanes = [lane for lane in self.lanes if lane.device == analysis.device]
+            add_attention_growth(analysis.measures, self.prepared, lanes, analysis.time.scope)
         self._note_problems(analyses, scope)
         if len(analyses) > 1 and len({(v.cls, v.cause) for v in verdicts}) > 1:
             verdicts[focus].sentence += self._other_devices(analyses, verdicts, focus)
@@ -273,7 +290,7 @@ class _Analysis:
         telemetry = self.trace.telemetry
         if telemetry is None:
             return
-        from infprof.measures.demand import add_demand
+        from infprof.measures.demand import add_demand, ramp_problems
         from infprof.measures.gpu_telemetry import join_gpu
         from infprof.measures.telemetry import TelemetryScope, add_telemetry
 
@@ -285,7 +302,12 @@ class _Analysis:
             low, high = self.trace.telemetry_window
         else:
             add_demand(analysis.measures, telemetry, analysis.time)
+            self.problems += ramp_problems(analysis.measures, telemetry, analysis.time)
         add_telemetry(analysis.measures, telemetry, TelemetryScope(low, high, gpu))
+        if self.trace.telemetry_window is not None:
+            from infprof.measures.recording_cost import add_recording_cost
+
+            add_recording_cost(analysis.measures, telemetry, self.trace.telemetry_window)
         self._add_client_side(analysis.measures)
 
     def _add_work(self, analysis: DeviceAnalysis, of_phase: bool = False) -> None:
@@ -299,6 +321,7 @@ class _Analysis:
             NO_SHAPES,
             PHASE_MEASURES,
             RoofLimits,
+            add_advice,
             add_engine_work,
             add_work,
             scope_work,
@@ -307,7 +330,7 @@ class _Analysis:
         from infprof.steps.scopes import phase_scopes
 
         device = self.trace.devices[analysis.device]
-        match = find(device.name, sm_count=device.sm_count, memory_bytes=device.memory_bytes)
+        match = self.prepared.peaks_of(analysis.device)
         work = None
         if self.counted is not None:
             work = scope_work(self.prepared, self.counted, analysis.rows, analysis.time.scope, match.peaks)
@@ -317,6 +340,7 @@ class _Analysis:
         add_capture(analysis.measures, self.prepared, analysis.rows, self.graph_operators)
         source = work_source(self.graph_operators)
         add_work(analysis.measures, work, match, limits, why_none, source)
+        add_advice(analysis.measures, work, limits, why_none if work is None else f"peak unknown: {match.reason}")
         if self.counted is not None and not of_phase:
             lanes = [lane for lane in self.lanes if lane.device == analysis.device]
             for phase, (rows, steps) in phase_scopes(self.prepared, lanes, analysis.rows, analysis.time.scope).items():
@@ -744,6 +768,12 @@ class _Analysis:
                     "no-ranges", f"Ranges were not collected ({absent}): steps and phases are told by kernels alone."
                 )
             )
+        given = self.options.gpu_spec
+        if given is not None and not any(given.applies_to(d.name) for d in trace.devices):
+            names = ", ".join(sorted({d.name or "one without a name" for d in trace.devices})) or "none"
+            self.problems.append(
+                Problem("gpu-spec-unused", f"--gpu-spec is for {given.name}, and the GPUs here are: {names}.")
+            )
         if analyses and any(graphs_hide_kernels(prepared, a.rows) for a in analyses):
             self.problems.append(
                 Problem(
@@ -777,6 +807,10 @@ class _Analysis:
         engine = engine_of(self.trace)
         if engine is not None:
             capture.setdefault(ENGINE_KEY, engine)
+        matches = [self.prepared.peaks_of(i) for i in range(len(self.trace.devices))]
+        given = self.options.gpu_spec
+        if given is not None:
+            capture["gpu_spec"] = given.text
         gpus = [
             {
                 "id": d.id,
@@ -784,8 +818,9 @@ class _Analysis:
                 "sm_count": d.sm_count,
                 "memory_bytes": d.memory_bytes,
                 "compute_capability": ".".join(map(str, d.compute_capability)) if d.compute_capability else None,
+                "peaks": match.peaks.sku if match.peaks is not None else f"unknown: {match.reason}",
             }
-            for d in sorted(self.trace.devices, key=lambda d: d.id)
+            for d, match in sorted(zip(self.trace.devices, matches, strict=True), key=lambda pair: pair[0].id)
         ]
         return Provenance(source.tool, source.tool_version, list(source.inputs), capture, gpus, __version__)
 

@@ -186,6 +186,8 @@ class Finding:
     why: str = ""
     commands: list[str] = field(default_factory=list)  # ready command lines that look closer (ncu …)
     notes: list[str] = field(default_factory=list)
+    # What kind of change it takes: architecture, algorithm, system or hardware; None in files older than this key.
+    approach: str | None = None
 
 
 @dataclass
@@ -498,6 +500,8 @@ class Diagnosis:
     # Of several files: the diagnosis of each, and how they compare. All else is then that of the rank in ``job.focus``.
     ranks: list[Diagnosis] = field(default_factory=list)
     job: Job | None = None
+    # What the findings are ordered for: online, batch or mixed; None = by time alone.
+    scenario: str | None = None
     schema_version: str = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:
@@ -531,6 +535,7 @@ class Diagnosis:
             "has_telemetry": self.has_telemetry,
             "ranks": [rank.to_dict() for rank in self.ranks],
             "job": plain(self.job),
+            "scenario": self.scenario,
         }
 
     @classmethod

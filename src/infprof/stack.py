@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from infprof.distinct import distinct_values
+from infprof.flags import to_be_removed
 from infprof.results import Diagnosis, Remedy
 from infprof.trace import PYTORCH_PROFILER, Trace
 
@@ -59,8 +60,14 @@ def stack_of(diagnosis: Diagnosis) -> Stack:
 def fit_remedies(diagnosis: Diagnosis) -> None:
     """Keep in the whole diagnosis the remedies that can be followed, those of its stack first."""
     stack = stack_of(diagnosis)
+    flags = diagnosis.provenance.capture.get("flags", [])
     for finding in diagnosis.findings:
         finding.remedies = fitting(finding.remedies, stack)
+        blamed = {flag: None for r in finding.remedies if (flag := to_be_removed(r.change, flags))}
+        if blamed:
+            finding.notes.insert(0, f"The command line has {', '.join(blamed)}, which a remedy below removes.")
+            # What is surely there to be changed comes first.
+            finding.remedies.sort(key=lambda r: to_be_removed(r.change, flags) is None)
         finding.commands = [] if stack.amd and finding.commands else finding.commands
     for verdict in (diagnosis.verdict, *(device.verdict for device in diagnosis.devices)):
         # No other recording makes an accelerator known.

@@ -116,6 +116,8 @@ SCHEMA: dict[str, dict[str, str]] = {
     # Launch calls that say which kernel they launch, as ROCm's do: all that a launch recorded into a graph leaves.
     "named_launches": {"start": "time", "process": "processes", "correlation": "id", "name": "strings"},
     "os_calls": {"start": "time", "end": "time", "thread": "threads", "name": "strings"},
+    # When a thread was on no CPU, from one context switch to the next: asleep or waiting for a CPU.
+    "off_cpu": {"start": "time", "end": "time", "thread": "threads"},
     "overheads": {"start": "time", "end": "time", "thread": "threads", "kind": "PROFILER, MODULE_LOAD, …"},
     "memory_events": {"time": "time", "process": "processes", "device": "devices", "bytes": "count", "delta": "count"},
     "counters": {"time": "time", "device": "devices", "metric": "strings", "value": "value"},
@@ -296,6 +298,7 @@ class Trace:
     collectives: Table | None = None
     named_launches: Table | None = None
     os_calls: Table | None = None
+    off_cpu: Table | None = None
     overheads: Table | None = None
     memory_events: Table | None = None
     counters: Table | None = None

@@ -323,6 +323,8 @@ def _bubble(analysis: DeviceAnalysis, share: float, thresholds: Thresholds) -> V
     demand = max(_value(m, "demand_ns"), 1)
     ordered = sorted(causes, key=lambda c: (-causes[c], c))
     cause = ordered[0]
+    if _value(m, "blocked_copy_idle_ns") >= causes["sync"] / 2 > 0:
+        words["sync"] = "held back by asynchronous copy calls that do not return"
     # What nothing explains is idle time, but not proven to be the host's.
     known = cause not in ("dependency", "unknown")
     who = "waits for the host" if known else "is idle"
@@ -492,6 +494,22 @@ def _confidence(analysis: DeviceAnalysis) -> tuple[float, list[str]]:
     if unlaunched is not None and unlaunched > 0.5:
         confidence = min(confidence, FAIR)
     return confidence, doubts
+
+
+def doubt_recording(verdict: Verdict, m: Measures, thresholds: Thresholds) -> None:
+    """Say of a bubble that the profiler may have made it, where it slowed the program or worked in the window; in place."""
+    if verdict.cls != "scheduling-bubble":
+        return
+    slower, own = m.value("capture_slowdown_ratio"), _value(m, "profiler_ratio")
+    if slower is not None and slower >= thresholds.capture_slows:
+        verdict.confidence = min(verdict.confidence, LOW)
+        verdict.sentence += f" It may be made by the profiler: the program ran {slower:.2f} times slower while it was recorded than without."
+    elif slower is None and own >= thresholds.profiler_works:
+        verdict.confidence = min(verdict.confidence, 0.6)
+        verdict.sentence += (
+            f" Part of it may be made by the profiler, which worked for {_pct(own)} of the window; how much it slowed the "
+            "program is not known."
+        )
 
 
 def problems_of(analysis: DeviceAnalysis, tool: str) -> list[Problem]:

@@ -14,7 +14,8 @@ from functools import lru_cache
 from importlib import resources
 from typing import NamedTuple
 
-_PRECISION_COLUMNS = {
+# Precision → its column in peaks.tsv, in units of 1e12 per second.
+PRECISION_COLUMNS = {
     "fp64": "fp64_tflops",
     "fp32": "fp32_tflops",
     "tf32": "tf32_tflops",
@@ -111,7 +112,7 @@ def find(
     reveal a slice of a device (MIG, virtual GPU) that goes under the name of the whole one.
     """
     if not name or not name.strip():
-        return Match(None, "the trace does not name the device")
+        return _by_properties(sm_count, memory_bytes, compute_capability)
     normalised = _normalise(name)
     if re.search(r"\bmig\b|\b\d+g\.\d+gb\b", normalised):
         return Match(None, f"{name} is a MIG slice: its peaks depend on the profile and are not in the table")
@@ -127,6 +128,37 @@ def find(
         return Match(None, f"{name} with {seen} is none of {_list(named)}: a slice of the device or another variant")
     if any(_rates(p) != _rates(fitting[0]) for p in fitting):
         return Match(None, f"{name} may be {_list(fitting)}, which differ, and the trace does not tell which")
+    return Match(fitting[0], None)
+
+
+def by_sku(sku: str) -> Peaks | None:
+    """The row of the table called ``sku`` (case does not count), or None."""
+    return next((row.peaks for row in _rows() if row.peaks.sku.casefold() == sku.strip().casefold()), None)
+
+
+def known_skus() -> tuple[str, ...]:
+    """The names of the table's rows, in its order."""
+    return tuple(row.peaks.sku for row in _rows())
+
+
+def _by_properties(sm_count: int | None, memory_bytes: int | None, compute_capability: str | None) -> Match:
+    """The peaks of a device without a name: only where all its properties are known and fit one kind of device."""
+    unnamed = "the trace does not name the device"
+    if not (sm_count and memory_bytes and compute_capability):
+        return Match(None, unnamed)
+    fitting = [
+        p
+        for p in (row.peaks for row in _rows())
+        if p.sm_count
+        and p.memory_bytes
+        and p.compute_capability
+        and _fits(p, sm_count, memory_bytes, compute_capability)
+    ]
+    seen = _describe(sm_count, memory_bytes, compute_capability)
+    if not fitting:
+        return Match(None, f"{unnamed}, and nothing in the table has {seen}")
+    if any(_rates(p) != _rates(fitting[0]) for p in fitting):
+        return Match(None, f"{unnamed}, and with {seen} it may be {_list(fitting)}, which differ")
     return Match(fitting[0], None)
 
 
@@ -181,7 +213,7 @@ def _row(record: Mapping[str, str]) -> _Row:
     memory_gb = _number(record["memory_gb"])
     cache_mb = _number(record["cache_mb"])
     nvlink = _number(record["nvlink_gb_per_s"])
-    rates = {precision: _number(record[column]) for precision, column in _PRECISION_COLUMNS.items()}
+    rates = {precision: _number(record[column]) for precision, column in PRECISION_COLUMNS.items()}
     peaks = Peaks(
         sku=record["sku"],
         arch=record["arch"],

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from infprof.distinct import distinct_values
-from infprof.hardware import lookup
 from infprof.measures import operations as op
 from infprof.measures.operations import Prepared
 from infprof.measures.ranges import nccl_table
 from infprof.measures.slices import DeviceTime
+from infprof.quantiles import median
 from infprof.results import Measures
 from infprof.trace import BoolArray, IntArray
 
@@ -27,6 +27,8 @@ def add_comm(measures: Measures, prepared: Prepared, time: DeviceTime, rows: Boo
     total = time.comm.total()
     hidden = total - time.exposed_comm.total()
     measures.add("comm_count", int(mine.sum()), "count")
+    length = (ops.end - ops.start)[mine]
+    measures.add("comm_p50_ns", int(median(length)) if len(length) else None, "ns")
     measures.add("comm_total_ns", total, "ns")
     measures.add("comm_hidden_ratio", hidden / total if total else None, "ratio")
     sized = [row for row in nccl_table(prepared, time.scope, None, time.device) if row.bytes is not None]
@@ -35,8 +37,7 @@ def add_comm(measures: Measures, prepared: Prepared, time: DeviceTime, rows: Boo
     source = "collectives of kernels" if prepared.trace.collectives is not None else "NCCL ranges"
     measures.add("comm_bytes", moved if sized else None, "bytes", "B", source)
     measures.add("comm_bytes_per_s", moved * 1e9 / spent if spent else None, "bytes_per_s", "B", source)
-    device = prepared.trace.devices[time.device]
-    peaks = lookup(device.name, sm_count=device.sm_count, memory_bytes=device.memory_bytes)
+    peaks = prepared.peaks_of(time.device).peaks
     peak = peaks.nvlink_bytes_per_s if peaks is not None else None
     measures.add("nvlink_peak_bytes_per_s", peak, "bytes_per_s", "D", "device table")
     waited = arrival_wait(prepared, time, mine)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from infprof import trace as t
-from infprof.hardware import lookup
-from infprof.measures import calls
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
 from infprof.measures.operations import Prepared
@@ -21,8 +19,6 @@ LARGEST = ("≥ 16 MiB", 1 << 24, 1 << 62)
 TINY_BYTES = 64
 # A pair of copies of equal size is a round trip only if it moves data, not a flag.
 ROUND_TRIP_BYTES = 4096
-# An asynchronous copy of pinned memory returns at once; one whose call lasts this long was held back.
-BLOCKED_FACTOR, BLOCKED_NS = 10, 100_000
 
 
 class DeviceCopies:
@@ -192,8 +188,7 @@ def add_copies(measures: Measures, copies: DeviceCopies, demand_ns: int, small_c
     measures.add("round_trip_exposed_ratio", _ratio(trip_ns, demand_ns), "ratio")
     measures.add("exposed_d2d_ratio", _ratio(copies.time.exposed_copy["d2d"].total(), demand_ns), "ratio")
     _add_blocked(measures, copies)
-    device = copies.prepared.trace.devices[copies.time.device]
-    peaks = lookup(device.name, sm_count=device.sm_count, memory_bytes=device.memory_bytes)
+    peaks = copies.prepared.peaks_of(copies.time.device).peaks
     peak = peaks.pcie_bytes_per_s if peaks is not None else None
     measures.add("link_peak_bytes_per_s", peak, "bytes_per_s", "D", "device table: as specified, not as linked")
 
@@ -204,14 +199,10 @@ def _add_blocked(measures: Measures, copies: DeviceCopies) -> None:
         measures.add("blocked_async_copy_count", None, "count", source="CUDA calls were not collected")
         measures.add("blocked_async_copy_ns", None, "ns", source="CUDA calls were not collected")
         return
-    is_async = calls.matching(copies.prepared.trace.strings, r"Memcpy\w*Async")
-    mine = np.flatnonzero(copies.host() & ~copies.pageable() & (copies.launch >= 0))
-    launch = copies.launch[mine]
-    called = table["end"][launch] - table["start"][launch]
-    own = (copies.end - copies.start)[mine]
-    blocked = is_async[table["name"][launch]] & (called > BLOCKED_NS) & (called > BLOCKED_FACTOR * own)
-    measures.add("blocked_async_copy_count", int(blocked.sum()), "count")
-    measures.add("blocked_async_copy_ns", int(called[blocked].sum()), "ns")
+    launch = copies.launch[copies.launch >= 0]
+    rows = np.unique(launch[copies.prepared.blocked_copies[launch]])
+    measures.add("blocked_async_copy_count", len(rows), "count")
+    measures.add("blocked_async_copy_ns", int((table["end"] - table["start"])[rows].sum()), "ns")
 
 
 def _ratio(part: int, whole: int) -> float | None:

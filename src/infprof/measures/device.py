@@ -11,11 +11,14 @@ from infprof.distinct import distinct_values
 from infprof.measures import host
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
+from infprof.measures.after_pauses import add_after_pauses
+from infprof.measures.attention import add_attention
 from infprof.measures.comm import add_comm
 from infprof.measures.copies import DeviceCopies, add_copies
 from infprof.measures.counters import Counters, add_counters, read_counters
 from infprof.measures.host_calls import add_host_calls, add_profiler
-from infprof.measures.idle import CAUSE, IdleModel
+from infprof.measures.host_parts import add_host_parts
+from infprof.measures.idle import CAUSE, SYNC_TOLERANCE_NS, IdleModel
 from infprof.measures.intervals import Intervals
 from infprof.measures.kernels import add_kernels, few_sm_rows
 from infprof.measures.launches import add_launches
@@ -30,7 +33,7 @@ LONG_GAP_NS = 10_000_000
 SHORT_GAP_NS = 1_000_000
 
 # A host thread is not using the CPU for the program while it is in one of these.
-_BLOCKED = (host.SYNC, host.LOCK, host.IO, host.POLL, host.TERMINAL, host.PROFILER_TIME)
+_BLOCKED = (host.SYNC, host.LOCK, host.IO, host.POLL, host.TERMINAL, host.PROFILER_TIME, host.CONTENTION)
 
 
 class MeasureLimits(NamedTuple):
@@ -85,11 +88,14 @@ def analyze_device(
     copies = DeviceCopies(prepared, time, rows)
     counters = read_counters(prepared, device, model.busy(device), scope)
     _add_loop(measures, prepared, model, time, demand)
+    add_host_parts(measures, prepared, model, time, demand)
+    add_after_pauses(measures, prepared, model, time)
     add_launches(measures, prepared, rows)
     few = few_sm_rows(prepared, rows, prepared.trace.devices[device].sm_count)
     # Kernels that do not communicate: what of their time lies in the scope is compute time.
     few_sm = iv.intersect(iv.union(ops.start[few], ops.end[few]), scope)
     add_kernels(measures, prepared, rows, time.compute, few_sm, scope, device, limits.small_kernel_ns)
+    add_attention(measures, prepared, rows)
     add_copies(measures, copies, demand, limits.small_copy_bytes)
     add_comm(measures, prepared, time, rows)
     add_host_calls(measures, prepared, scope, processes)
@@ -172,7 +178,11 @@ def _add_loop(measures: Measures, prepared: Prepared, model: IdleModel, time: De
     measures.add("host_to_gpu_ratio", host_time / busy if host_time is not None and busy else None, "ratio")
     host_is_longer = host_time is not None and host_time >= busy
     work, sync = gaps.cause_ns("host-work"), gaps.cause_ns("sync")
-    loop = work + (sync if host_is_longer else 0)
+    # What a copy held back costs even where the host's part is the longer one: it could have worked meanwhile.
+    blocked = _blocked_copy_idle(prepared, time) if sync else 0
+    measures.add("blocked_copy_idle_ns", blocked, "ns")
+    measures.add("blocked_copy_idle_ratio", blocked / demand if demand > 0 else None, "ratio")
+    loop = work + (sync - blocked if host_is_longer else 0)
     # A host that works between steps does so for milliseconds; for longer it may as well wait for requests or a peer.
     unproven = 0
     if prepared.trace.os_calls is None:
@@ -181,11 +191,29 @@ def _add_loop(measures: Measures, prepared: Prepared, model: IdleModel, time: De
     measures.add("unproven_host_work_ns", unproven, "ns")
     measures.add("unproven_host_work_ratio", min(unproven / loop, 1.0) if loop else None, "ratio")
     _add_host_gaps(measures, prepared, time, host_is_longer)
-    loss = 0 if host_is_longer else sync
+    loss = blocked if host_is_longer else sync
     measures.add("idle_host_loop_ns", loop, "ns")
     measures.add("idle_host_loop_ratio", loop / demand if demand > 0 else None, "ratio")
     measures.add("idle_sync_loss_ns", loss, "ns")
     measures.add("idle_sync_loss_ratio", loss / demand if demand > 0 else None, "ratio")
+
+
+def _blocked_copy_idle(prepared: Prepared, time: DeviceTime) -> int:
+    """Idle time that copies cost which held back their callers although they should return at once, ns.
+
+    In each gap at most as long as the calls lasted that were open when it began or that were made in it: without them
+    the thread would have been there earlier by that much.
+    """
+    table, gaps = prepared.trace.api_calls, time.gaps
+    rows = np.flatnonzero(prepared.blocked_copies)
+    if table is None or not len(rows):
+        return 0
+    rows = rows[np.argsort(table["start"][rows], kind="stable")]
+    start, end = table["start"][rows], table["end"][rows]
+    spent = np.concatenate([[0], np.cumsum(end - start)])
+    first = np.searchsorted(np.maximum.accumulate(end), gaps.starts - SYNC_TOLERANCE_NS)
+    last = np.maximum(np.searchsorted(start, gaps.ends), first)
+    return int(np.minimum(gaps.causes[CAUSE["sync"]], spent[last] - spent[first]).sum())
 
 
 def _add_host_gaps(measures: Measures, prepared: Prepared, time: DeviceTime, with_sync: bool) -> None:

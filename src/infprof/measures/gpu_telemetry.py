@@ -72,7 +72,7 @@ def _add(measures: Measures, name: str, said: Said) -> None:
     value = said.value
     if value is not None and MEASURES[name].unit in ("ns", "bytes", "count"):
         value = round(value)
-    rank = "A" if name.startswith("gpm_") else "E" if name.startswith("gpu_utilization") else "C"
+    rank = "A" if name.startswith("gpm_") else "E" if "_utilization_" in name else "C"
     measures.add(name, value, MEASURES[name].unit, rank, said.source)
 
 
@@ -157,6 +157,7 @@ def _usage(gpu: _Gpu) -> dict[str, Said]:
     return {
         "gpu_utilization_mean_ratio": _statistic(gpu, "utilization_ratio", np.mean),
         "gpu_utilization_peak_ratio": _statistic(gpu, "utilization_ratio", np.max),
+        "memory_utilization_mean_ratio": _statistic(gpu, "memory_utilization_ratio", np.mean),
         "gpu_load_ratio": gpu.load_ratio(),
     }
 
@@ -229,11 +230,24 @@ def _clocks(gpu: _Gpu) -> dict[str, Said]:
     return {
         "sm_clock_load_mhz": mean,
         "sm_clock_max_mhz": most,
+        "sm_clock_idle_ratio": _over(_idle_clock(gpu), most),
         "sm_clock_lost_ratio": lost,
         "sm_clock_lost_ns": Said(lost_ns, lost.source),
         "hw_slowdown_ratio": _hw_slowdown(gpu),
         **{f"clock_limited_{group}_ratio": _limited(gpu, group) for group in REASON_GROUPS},
     }
+
+
+def _idle_clock(gpu: _Gpu) -> Said:
+    series = gpu.one("sm_clock_mhz")
+    if series is None:
+        return Said(None, gpu.why_no("sm_clock_mhz"))
+    under_load = gpu.loaded(series.time)
+    if under_load is None:
+        return Said(None, gpu.load_ratio().source)
+    if under_load.all():
+        return Said(None, "the GPU was under load in all samples")
+    return Said(float(series.value[~under_load].min()), f"{int((~under_load).sum())} samples while idle")
 
 
 def _loaded_clock(gpu: _Gpu) -> Said:

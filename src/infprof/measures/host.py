@@ -18,7 +18,7 @@ from infprof.quantiles import median
 from infprof.trace import MODULE_LOAD, PROFILER, IntArray, constant, picked
 
 # Labels of a stretch of a thread's time. OUTSIDE = in no recorded call: the program's own code. LONG_CUDA = another CUDA
-# call long enough to be loading, if it is part of start-up.
+# call long enough to be loading, if it is part of start-up. CONTENTION = in the program's own code and on no CPU.
 (
     OUTSIDE,
     LAUNCH,
@@ -32,8 +32,9 @@ from infprof.trace import MODULE_LOAD, PROFILER, IntArray, constant, picked
     TERMINAL,
     PROFILER_TIME,
     LONG_CUDA,
-) = range(12)
-LABELS = 12
+    CONTENTION,
+) = range(13)
+LABELS = 13
 
 _OF_CUDA = {
     calls.LAUNCH: LAUNCH,
@@ -183,9 +184,11 @@ class HostTimelines:
             layer
             for layer in (
                 self._overhead_layer(thread),
+                self._capture_layer(thread),
                 self._api_layer(thread),
                 self._os_layer(thread),
                 self._compile_layer(thread),
+                self._off_cpu_layer(thread),
             )
             if len(layer[0])
         ]
@@ -230,6 +233,21 @@ class HostTimelines:
         order = np.argsort(starts, kind="stable")
         return starts[order], ends[order], labels[order]
 
+    def _capture_layer(self, thread: int) -> _Layer:
+        """Captures of graphs, from begin to end: what is launched there does not run, so it is preparation."""
+        table, strings = self._prepared.trace.api_calls, self._prepared.trace.strings
+        if table is None:
+            return _nothing()
+        edges = []
+        for edge, column in (("Begin", "start"), ("End", "end")):
+            named = calls.matching(strings, f"Stream{edge}Capture")
+            mine = named[table["name"]] & (table["thread"] == thread) if named.any() else np.empty(0, dtype=np.int64)
+            edges.append(np.sort(table[column][mine]))
+        count = min(map(len, edges))
+        found = iv.union(edges[0][:count], edges[1][:count]) if count else iv.empty()
+        long = found.ends - found.starts > self._limits.startup_stall_ns
+        return found.starts[long], found.ends[long], np.full(int(long.sum()), LONG_CUDA, dtype=np.int8)
+
     def _retries(self) -> Intervals:
         if self._retry_windows is None:
             self._retry_windows = iv.union(*retry_windows(self._prepared))
@@ -248,6 +266,8 @@ class HostTimelines:
             stalled = np.zeros(len(table), dtype=np.bool_)
             stalled[self._stalls] = True
             labels[nested.of_rows(thread, stalled)] = MODULE
+        if prepared.blocked_copies.any():
+            labels[nested.of_rows(thread, prepared.blocked_copies)] = SYNC
         others = np.flatnonzero(kinds == calls.OTHER_CUDA)
         labels[others[ends[others] - starts[others] > self._limits.startup_stall_ns]] = LONG_CUDA
         # Waiting for the device and freeing inside an allocation retry is the allocator's doing.
@@ -289,6 +309,20 @@ class HostTimelines:
         # Without a descriptor a short stdio read is a file, a long one is a person.
         labels[(kinds == calls.TERMINAL) & (ends - starts <= self._limits.stdin_read_ns)] = IO
         return _without_empty(starts, ends, labels)
+
+    def _off_cpu_layer(self, thread: int) -> _Layer:
+        """When the thread was on no CPU and in no system call: ready to run, and not run.
+
+        Without system calls it may as well have been asleep in one.
+        """
+        away, called = self._prepared.trace.off_cpu, self._prepared.trace.os_calls
+        if away is None or called is None or not len(away):
+            return _nothing()
+        mine, asleep = away["thread"] == thread, called["thread"] == thread
+        ready = iv.subtract(
+            iv.union(away["start"][mine], away["end"][mine]), iv.union(called["start"][asleep], called["end"][asleep])
+        )
+        return ready.starts, ready.ends, np.full(ready.count, CONTENTION, dtype=np.int8)
 
     def _bridge_polls(self, thread: int, starts: IntArray, ends: IntArray, kinds: IntArray) -> IntArray:
         """Ends of system calls, where a poll lasts to the next one: the loop's own bookkeeping is waiting, too.

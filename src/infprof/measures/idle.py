@@ -8,6 +8,7 @@ the hardware's turn-around, the rest a dependency. The parts of a gap add up to 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +20,7 @@ from infprof.measures import intervals as iv
 from infprof.measures.host import HostLimits, HostTimelines
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
+from infprof.quantiles import median
 from infprof.results import IDLE_CAUSES
 from infprof.trace import BoolArray, IntArray, picked
 
@@ -31,6 +33,8 @@ SYNC_TOLERANCE_NS = 5_000
 PEER_WORKING_SHARE = 0.5
 # A queued part is explained by another device that is busy for this share of it.
 EXPLAINED_SHARE = 0.8
+# An operation that starts this soon after its launch, in usual delays of launches to an idle device, was not queued.
+USUAL_DELAYS = 1.25
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ class IdleModel:
         self._poll_peers: dict[int, Intervals] = {}
         self._edges: dict[int, list[IntArray]] = {}
         self._operations: dict[int, tuple[IntArray | None, IntArray]] = {}
+        self._delays: dict[int, float] = {}
         self._dropped = self._dropped_launch_times()
         self._no_requests: Intervals | None = None
 
@@ -198,9 +203,12 @@ class IdleModel:
         rows = calls.outer[picked(launch, known)]
         begun, ended = picked(starts, known), picked(ends, known)
         # Up to its end the launch call was being made, or what the thread did before.
-        split = np.clip(table["end"][rows], begun, ended)
+        launched = table["end"][rows]
+        split = np.clip(launched, begun, ended)
         queued = ended - split
-        turn_around = np.minimum(queued, self._limits.kernel_gap_ns)
+        late = self._just_in_time(device, launched, begun, ended)
+        turn_around = np.where(late, 0, np.minimum(queued, self._limits.kernel_gap_ns))
+        queued = np.where(late, 0, queued)
         everywhere: BoolArray | slice = slice(None) if all_known else known
         _put(gaps.causes[CAUSE["kernel-gap"]], everywhere, turn_around)
         _put(gaps.causes[CAUSE["dependency"]], everywhere, queued - turn_around)
@@ -211,29 +219,31 @@ class IdleModel:
             mine = thread == number
             chosen = picked(places, mine)
             gaps.held[chosen] = held = self.held(number, origin[chosen])
-            before = picked(split, mine)
-            waited = before > starts[chosen]
             # Where the launch call had ended before the gap began, the host has no part in it.
+            until = picked(np.where(late, launched, split), mine)
+            since = picked(np.where(late, launched - (ended - begun), begun), mine)
+            waited = until > since
             if waited.any():
-                chosen, before = chosen[waited], before[waited]
-                self._split_host(number, chosen, before, launch[chosen], held[waited], gaps)
+                chosen, since, until = chosen[waited], since[waited], until[waited]
+                self._split_host(number, chosen, since, until, launch[chosen], held[waited], gaps)
 
     def _move_to_no_demand(self, starts: IntArray, ends: IntArray, causes: IntArray) -> None:
-        """Idle time while the engine itself reports no request, running or waiting: no demand, in place.
+        """Idle time while the engine reports no request, running or waiting, or the last few of a wave: no demand, in place.
 
         Time in launch, allocator and module calls stays what it is: something was being done.
         """
         if self._prepared.trace.telemetry is None or not len(starts):
             return
         if self._no_requests is None:
-            from infprof.measures.serving_telemetry import demand_intervals
+            from infprof.measures.serving_telemetry import demand_intervals, ramp_intervals
 
             low, high = int(starts[0]), int(ends[-1])
             operations = self._prepared.operations
             if len(operations):
                 low, high = min(low, int(operations.start.min())), max(high, int(operations.end.max()))
             silent, _ = demand_intervals(self._prepared.trace.telemetry, low, high)
-            self._no_requests = iv.union(*silent)
+            ramps = ramp_intervals(self._prepared.trace.telemetry, low, high)
+            self._no_requests = iv.merge(iv.union(*silent), iv.union(*ramps))
         left = iv.covered(self._no_requests, starts, ends)
         for cause in ("unknown", "host-work", "io", "lock", "sync"):
             moved = np.minimum(left, causes[CAUSE[cause]])
@@ -241,11 +251,43 @@ class IdleModel:
             causes[CAUSE["no-demand"]] += moved
             left = left - moved
 
+    def _just_in_time(self, device: int, launched: IntArray, starts: IntArray, ends: IntArray) -> BoolArray:
+        """Gaps that lie behind the launch call of what ends them, all but a tenth, and end as soon as a launch takes effect.
+
+        A launch takes some microseconds to reach an idle device. An operation that starts no later than that was not
+        queued behind the one before it: it came late, and the gap is the host's time just before the launch ended.
+        """
+        delay = ends - launched
+        return (delay >= 0) & (delay <= USUAL_DELAYS * self._usual_delay(device)) & (10 * (launched - starts) <= delay)
+
+    def _usual_delay(self, device: int) -> float:
+        """Median time from the end of a launch call to its operation, ns, where the device was idle before; else 0."""
+        if device not in self._delays:
+            table, calls = self._prepared.trace.api_calls, self._prepared.thread_calls
+            assert table is not None and calls is not None
+            ops, busy = self._prepared.operations, self.busy(device)
+            operation = self._ending(device, busy.starts[1:])
+            launch = np.where(operation >= 0, ops.launch[operation], -1)
+            known = launch >= 0
+            # Beside a lost operation nobody knows whether the device was idle.
+            known &= ~self._lost_between(device, operation, launch)
+            called = table["end"][calls.outer[launch[known]]]
+            delay = busy.starts[1:][known] - called
+            late = (called > busy.ends[:-1][known]) & (delay >= 0) & (delay <= self._limits.kernel_gap_ns)
+            self._delays[device] = float(median(delay[late])) if late.any() else 0.0
+        return self._delays[device]
+
     def _split_host(
-        self, thread: int, chosen: IntArray, ends: IntArray, launch: IntArray, is_held: BoolArray, gaps: IdleGaps
+        self,
+        thread: int,
+        chosen: IntArray,
+        starts: IntArray,
+        ends: IntArray,
+        launch: IntArray,
+        is_held: BoolArray,
+        gaps: IdleGaps,
     ) -> None:
-        """The host part, up to ``ends``, of the chosen gaps, which one thread ended: its time by label as causes."""
-        starts = gaps.starts[chosen]
+        """The host part of the chosen gaps, which one thread ended: what it did from ``starts`` to ``ends``, as causes."""
         spent = self.timelines.spent(thread, starts, ends)
         outside = spent[host.OUTSIDE]
         poll_demand, poll_work = self._split_polls(thread, starts, ends, spent[host.POLL])
@@ -270,6 +312,7 @@ class IdleModel:
             "module-load": module + to_module,
             "host-work": spent[host.OTHER_CUDA] + spent[host.LONG_CUDA] - loading + rest - to_sync + poll_work,
             "lock": spent[host.LOCK],
+            "cpu-contention": spent[host.CONTENTION],
             "io": spent[host.IO],
             "no-demand": spent[host.TERMINAL] + poll_demand,
             "profiler": spent[host.PROFILER_TIME],
@@ -324,31 +367,38 @@ class IdleModel:
         return demand, work
 
     def _working_peers(self, thread: int) -> Intervals:
-        """When any other thread was known to work: between two of its recorded system calls, or in a CUDA call.
+        """When any other thread was known to work."""
+        if thread not in self._peers:
+            sets = [busy for _, busy in self.workers(thread)]
+            self._peers[thread] = iv.merge(*sets) if sets else iv.empty()
+        return self._peers[thread]
+
+    def workers(self, thread: int) -> Iterator[tuple[int, Intervals]]:
+        """Other threads with when they were known to work: between two recorded system calls, or in a CUDA call.
 
         A thread that is silent before its first or after its last recorded call may be blocked in a call that never
         returned, so it says nothing there.
         """
-        if thread not in self._peers:
-            prepared = self._prepared
-            table = prepared.trace.os_calls
-            sets: list[Intervals] = []
-            if table is not None:
-                for other in distinct_values(table["thread"]).tolist():
-                    if other in (thread, -1):
-                        continue
-                    mine = table["thread"] == other
-                    blocked = iv.union(table["start"][mine], table["end"][mine])
-                    if blocked.count > 1:
-                        sets.append(iv.complement(blocked, int(blocked.starts[0]), int(blocked.ends[-1])))
-            calls = prepared.thread_calls
-            api = prepared.trace.api_calls
-            if calls is not None and api is not None:
-                for other, rows in calls.rows.items():
-                    if other not in (thread, -1):
-                        sets.append(iv.union(api["start"][rows], api["end"][rows]))
-            self._peers[thread] = iv.merge(*sets) if sets else iv.empty()
-        return self._peers[thread]
+        prepared = self._prepared
+        table = prepared.trace.os_calls
+        if table is not None:
+            for other in distinct_values(table["thread"]).tolist():
+                if other in (thread, -1):
+                    continue
+                mine = table["thread"] == other
+                blocked = iv.union(table["start"][mine], table["end"][mine])
+                if blocked.count > 1:
+                    yield other, iv.complement(blocked, int(blocked.starts[0]), int(blocked.ends[-1]))
+        calls = prepared.thread_calls
+        api = prepared.trace.api_calls
+        if calls is not None and api is not None:
+            for other, rows in calls.rows.items():
+                if other not in (thread, -1):
+                    yield other, iv.union(api["start"][rows], api["end"][rows])
+
+    def locks(self, thread: int) -> Intervals:
+        """When the thread waited for a lock or for another thread."""
+        return self.timelines.stretches(thread, host.LOCK)
 
     def _explained(self, device: int, starts: IntArray, ends: IntArray) -> IntArray:
         """The dependency part where another device was busy for most of it; 0 where nothing explains it."""

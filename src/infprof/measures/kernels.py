@@ -169,6 +169,7 @@ def add_kernels(
     by_name = (
         ("gemm_ns", "ns"),
         ("attention_ns", "ns"),
+        ("attention_ratio", "ratio"),
         ("fp32_gemm_ns", "ns"),
         ("fp32_gemm_ratio", "ratio"),
         ("kernel_class_unknown_ratio", "ratio"),
@@ -213,7 +214,9 @@ def add_kernels(
     fp32 = time_of(class_rows(prepared, rows, "fp32_gemm"))
     rank, source = "D", "kernel names"
     measures.add("gemm_ns", sum_of("gemm"), "ns", rank, source)
-    measures.add("attention_ns", sum_of("attention"), "ns", rank, source)
+    attention = sum_of("attention")
+    measures.add("attention_ns", attention, "ns", rank, source)
+    measures.add("attention_ratio", attention / total if total else None, "ratio", rank, source)
     measures.add("fp32_gemm_ns", fp32, "ns", rank, source)
     measures.add("fp32_gemm_ratio", fp32 / compute_ns if compute_ns else None, "ratio", rank, source)
     measures.add(

@@ -53,7 +53,9 @@ MEASURES: dict[str, MeasureInfo] = {
         "ratio", "host_time_ns over busy_ns: at least 1 means the host part is the longer one"
     ),
     "idle_host_loop_ns": MeasureInfo(
-        "ns", "idle that belongs to the host part of the loop: host-work, plus sync where the host part is longer"
+        "ns",
+        "idle that belongs to the host part of the loop: host-work, plus sync (without blocked_copy_idle_ns) where the "
+        "host part is longer",
     ),
     "idle_host_loop_ratio": MeasureInfo("ratio", "idle_host_loop_ns over D"),
     "unproven_host_work_ns": MeasureInfo(
@@ -66,12 +68,50 @@ MEASURES: dict[str, MeasureInfo] = {
     ),
     "unproven_host_work_ratio": MeasureInfo("ratio", "unproven_host_work_ns over idle_host_loop_ns"),
     "idle_sync_loss_ns": MeasureInfo(
-        "ns", "idle after a sync that running ahead would hide: sync where the GPU part is longer, else 0"
+        "ns",
+        "idle after a sync that running ahead would hide: sync where the GPU part is longer, else blocked_copy_idle_ns",
     ),
     "idle_sync_loss_ratio": MeasureInfo("ratio", "idle_sync_loss_ns over D"),
+    # What the host's part consists of (measures/host_parts.py)
+    "idle_before_sampling_ns": MeasureInfo(
+        "ns", "host-work and sync in idle gaps behind which the next kernel samples, by its name"
+    ),
+    "idle_before_sampling_ratio": MeasureInfo("ratio", "idle_before_sampling_ns over D"),
+    "host_pause_count": MeasureInfo(
+        "count", "idle gaps with 50 ms of host work or more, ten times the usual part: two or more, and few of all"
+    ),
+    "host_pause_ns": MeasureInfo("ns", "host work in those gaps"),
+    "host_pause_loop_ns": MeasureInfo("ns", "part of it that idle_host_loop_ns holds"),
+    "host_pause_loss_ns": MeasureInfo("ns", "part of it that idle_sync_loss_ns holds"),
+    "host_pause_period_ns": MeasureInfo("ns", "median time from one such gap to the next"),
+    "host_pause_gc_ns": MeasureInfo("ns", "part of those gaps in ranges that name garbage collection"),
+    "peer_pause_count": MeasureInfo("count", "host_pause_count of the other GPU with the longest such gaps"),
+    "peer_pause_ns": MeasureInfo("ns", "host_pause_ns of that GPU"),
+    "peer_pause_period_ns": MeasureInfo("ns", "host_pause_period_ns of that GPU"),
+    "peer_pause_gc_ns": MeasureInfo("ns", "host_pause_gc_ns of that GPU"),
+    "lock_peer_working_ratio": MeasureInfo(
+        "ratio", "share of the waiting for locks in which one other thread of the process was known to work"
+    ),
+    # Kernels after the device has rested (measures/after_pauses.py)
+    "rest_count": MeasureInfo("count", "pauses of a second and longer in which nothing ran on the device"),
+    "after_rest_slowdown_ratio": MeasureInfo(
+        "ratio",
+        "kernel time in the first half second after such a pause over what kernels of the same name and grid take "
+        "elsewhere",
+    ),
+    "after_rest_lost_ns": MeasureInfo("ns", "that time less what it takes elsewhere"),
+    # Engine before and during the capture (measures/recording_cost.py)
+    "capture_slowdown_ratio": MeasureInfo(
+        "ratio", "the engine's time per token in the capture over that before it (or after it), at the same load"
+    ),
     # Timeline and serving engine together (measures/demand.py)
     "idle_while_waiting_ns": MeasureInfo("ns", "the GPU is idle while requests wait in the engine's queue"),
     "idle_while_waiting_ratio": MeasureInfo("ratio", "idle_while_waiting_ns over the time in which requests wait"),
+    "ramp_ns": MeasureInfo("ns", "waves of requests begin or run out: few requests run and none waits"),
+    "ramp_idle_ns": MeasureInfo("ns", "the GPU is idle then"),
+    "steady_idle_ratio": MeasureInfo(
+        "ratio", "idle time over time, without beginnings and ends of waves and without pauses between them"
+    ),
     # Launches (measures/launches.py)
     "launch_count": MeasureInfo("count", "launch calls that started at least one kernel or graph in the window"),
     "graph_launch_count": MeasureInfo("count", "of those, CUDA-graph launches"),
@@ -101,6 +141,33 @@ MEASURES: dict[str, MeasureInfo] = {
     "top_kernel_ratio": MeasureInfo("ratio", "largest kernel name's share of summed kernel time"),
     "gemm_ns": MeasureInfo("ns", "summed time of GEMM kernels by name"),
     "attention_ns": MeasureInfo("ns", "summed time of attention kernels by name"),
+    "attention_ratio": MeasureInfo("ratio", "attention_ns over kernel_total_ns"),
+    # Attention made of separate kernels (measures/attention.py)
+    "unfused_attention_count": MeasureInfo(
+        "count", "times that a product, a softmax and a product follow each other on a stream"
+    ),
+    "unfused_attention_ns": MeasureInfo("ns", "summed time of those products, softmaxes and what lies between"),
+    "unfused_attention_ratio": MeasureInfo("ratio", "unfused_attention_ns over kernel time without communication"),
+    "unfused_scores_ns": MeasureInfo("ns", "what of it lies between the products: passes that a fused kernel has not"),
+    # Attention per step (steps/attention.py): first and last are medians over the quarter of the decode steps with the
+    # least and the most context, or the earliest and the latest where no range names the context
+    "attention_phase_ratio": MeasureInfo(
+        "ratio", "attention's share of kernel time where it is largest: in prefill steps, or in the last decode steps"
+    ),
+    "attention_step_first_ns": MeasureInfo("ns", "attention time of a step, first"),
+    "attention_step_last_ns": MeasureInfo("ns", "attention time of a step, last"),
+    "attention_step_growth_ratio": MeasureInfo(
+        "ratio", "share of the last that came on top of the first: 0.5 is twice as much, 0 no growth"
+    ),
+    "attention_step_fit_ratio": MeasureInfo(
+        "ratio", "share of its variance that a line over context (or the step's number) explains (R²)"
+    ),
+    "attention_step_share_last_ratio": MeasureInfo("ratio", "attention's share of a step's kernel time, last"),
+    "attention_context_tokens": MeasureInfo("count", "tokens in context of the step with the most, as its range says"),
+    "attention_context_token_ns": MeasureInfo("ns", "attention time that a token of context adds to a step"),
+    "attention_share_further_ratio": MeasureInfo(
+        "ratio", "attention's share at four times that context if the line goes on: an extrapolation"
+    ),
     "fp32_gemm_ns": MeasureInfo("ns", "compute time of GEMM kernels whose name says FP32 without tensor cores"),
     "fp32_gemm_ratio": MeasureInfo("ratio", "fp32_gemm_ns over compute_ns"),
     "few_sm_kernel_ns": MeasureInfo("ns", "compute time of kernels whose grid has fewer blocks than half of the SMs"),
@@ -144,11 +211,16 @@ MEASURES: dict[str, MeasureInfo] = {
         "count", "asynchronous copy calls of pinned memory that lasted over 10 times their copy and over 100 µs"
     ),
     "blocked_async_copy_ns": MeasureInfo("ns", "summed length of those calls"),
+    "blocked_copy_idle_ns": MeasureInfo(
+        "ns", "idle in and after such calls, in each gap at most as long as they lasted: the host could have gone on"
+    ),
+    "blocked_copy_idle_ratio": MeasureInfo("ratio", "blocked_copy_idle_ns over D"),
     "link_peak_bytes_per_s": MeasureInfo(
         "bytes_per_s", "the device's PCIe peak per direction, from the hardware table"
     ),
     # Communication (measures/comm.py)
     "comm_count": MeasureInfo("count", "communication kernels"),
+    "comm_p50_ns": MeasureInfo("ns", "median length of a communication kernel, waiting for others included"),
     "comm_total_ns": MeasureInfo("ns", "union of communication kernels"),
     "comm_hidden_ratio": MeasureInfo("ratio", "share of comm_total_ns that compute covers"),
     "comm_bytes": MeasureInfo("bytes", "message bytes of NCCL ranges, or of collectives whose kernels state them"),
@@ -225,6 +297,17 @@ MEASURES: dict[str, MeasureInfo] = {
     "work_dram_max_ratio": MeasureInfo("ratio", "the same with that, and what is unknown as at its peak"),
     "work_compute_covered_ratio": MeasureInfo("ratio", "work_compute_min_ratio over the time of counted kernels only"),
     "work_dram_covered_ratio": MeasureInfo("ratio", "work_dram_min_ratio over the time of counted kernels only"),
+    "attention_bytes": MeasureInfo("bytes", "counted bytes of attention: queries, keys, values and output, each once"),
+    "attention_dram_ratio": MeasureInfo("ratio", "those over the time of these kernels, of peak DRAM bandwidth"),
+    "attention_compute_ratio": MeasureInfo("ratio", "counted FLOP of attention over its time, of peak arithmetic"),
+    "gemm_16bit_ns": MeasureInfo("ns", "time of matrix products in BF16 or FP16 with counted work"),
+    "fp8_gain_ns": MeasureInfo(
+        "ns", "the most that FP8 could win of it: of products near a roof, what that roof gives way"
+    ),
+    "fp8_gain_ratio": MeasureInfo("ratio", "fp8_gain_ns over the window"),
+    "fp32_counted_ns": MeasureInfo("ns", "time of matrix products in FP32 with counted work"),
+    "fp32_to_16bit_gain_ns": MeasureInfo("ns", "the most that 16 bits could win of it: what the roof gives way"),
+    "fp32_to_tf32_gain_ns": MeasureInfo("ns", "the most that TF32 could win of it, which saves no bytes"),
     "slow_gemm_ns": MeasureInfo(
         "ns", "summed time of matrix products of 5 µs and more that reach under 40 % of both roofs"
     ),
@@ -237,6 +320,9 @@ MEASURES: dict[str, MeasureInfo] = {
         "ratio", "time in which a kernel was resident, as the driver samples it: no proof of work"
     ),
     "gpu_utilization_peak_ratio": MeasureInfo("ratio", "largest sample of the same"),
+    "memory_utilization_mean_ratio": MeasureInfo(
+        "ratio", "time in which device memory was read or written, as the driver samples it"
+    ),
     "gpu_load_ratio": MeasureInfo("ratio", "share of the samples that lie under load"),
     "gpu_memory_used_mean_bytes": MeasureInfo("bytes", "device memory in use by all processes, mean"),
     "gpu_memory_used_peak_bytes": MeasureInfo("bytes", "largest sample of the same"),
@@ -256,6 +342,9 @@ MEASURES: dict[str, MeasureInfo] = {
     "sm_clock_load_mhz": MeasureInfo("mhz", "mean SM clock under load"),
     "sm_clock_max_mhz": MeasureInfo("mhz", "highest SM clock of the device"),
     "sm_clock_lost_ratio": MeasureInfo("ratio", "1 less sm_clock_load_mhz over sm_clock_max_mhz"),
+    "sm_clock_idle_ratio": MeasureInfo(
+        "ratio", "lowest SM clock of the samples in which the GPU was idle, over its highest clock"
+    ),
     "sm_clock_lost_ns": MeasureInfo(
         "ns", "sm_clock_lost_ratio of the time under load: an upper bound on what slow clocks cost"
     ),

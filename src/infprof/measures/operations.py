@@ -9,11 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infprof.distinct import PIECE, distinct_values, first_of_each
+from infprof.hardware import Match, find
+from infprof.hardware.gpu_spec import GpuSpec
 from infprof.measures import calls
 from infprof.measures.kernel_class import KernelClass, classify, is_communication
-from infprof.trace import BoolArray, IntArray, Table, Trace, compact, constant, is_constant, picked
+from infprof.trace import D2H, H2D, PAGEABLE, BoolArray, IntArray, Table, Trace, compact, constant, is_constant, picked
 
 KERNEL, GRAPH, COPY, MEMSET = range(4)
+# An asynchronous copy of pinned memory returns at once; one whose call lasts this long was held back.
+BLOCKED_FACTOR, BLOCKED_NS = 10, 100_000
 _TABLES = ("kernels", "graphs", "copies", "memsets")
 
 
@@ -36,10 +40,14 @@ class Operations:
 
 
 class Prepared:
-    """A trace with what every measure needs: kernel classes, operations with their launches, calls by thread."""
+    """A trace with what every measure needs: kernel classes, operations with their launches, calls by thread.
 
-    def __init__(self, trace: Trace) -> None:
+    ``gpu_spec``: peaks that the user gave for its devices.
+    """
+
+    def __init__(self, trace: Trace, gpu_spec: GpuSpec | None = None) -> None:
         self.trace = trace
+        self.gpu_spec = gpu_spec
         self.kernel_classes = self._classes()
         comm = np.zeros(len(trace.strings) + 1, dtype=np.bool_)
         for index in self.kernel_classes:
@@ -49,6 +57,19 @@ class Prepared:
         self.thread_calls = calls.ThreadCalls(trace.api_calls) if trace.api_calls is not None else None
         self.launches = Launches(trace)
         self.operations = self._operations()
+
+    def peaks_of(self, device: int) -> Match:
+        """What a device (a place in ``trace.devices``) can do at most, or why that is not known."""
+        described = self.trace.devices[device]
+        capability = described.compute_capability
+        found = find(
+            described.name,
+            sm_count=described.sm_count,
+            memory_bytes=described.memory_bytes,
+            compute_capability=".".join(map(str, capability)) if capability else None,
+        )
+        given = self.gpu_spec
+        return found if given is None or not given.applies_to(described.name) else given.over(found)
 
     @cached_property
     def first_operations(self) -> NDArray[np.int32]:
@@ -60,6 +81,27 @@ class Prepared:
         # Operations are sorted by start: written backwards, the first one stays.
         first[launch[rows]] = rows
         return first
+
+    @cached_property
+    def blocked_copies(self) -> BoolArray:
+        """Per row of ``api_calls`` whether it is an asynchronous host copy that was held back, not known to be pageable."""
+        table, copies = self.trace.api_calls, self.trace.copies
+        blocked = np.zeros(0 if table is None else len(table), dtype=np.bool_)
+        if table is None or copies is None or not len(copies):
+            return blocked
+        ops = self.operations
+        mine = np.flatnonzero((ops.kind == COPY) & (ops.launch >= 0))
+        row, launch = ops.row[mine], ops.launch[mine]
+        kind = copies["kind"][row]
+        host_end = np.where(kind == H2D, copies["src"][row], copies["dst"][row])
+        called = table["end"][launch] - table["start"][launch]
+        held = np.isin(kind, (H2D, D2H)) & (host_end != PAGEABLE)
+        held &= calls.matching(self.trace.strings, r"Memcpy\w*Async")[table["name"][launch]]
+        held &= (called > BLOCKED_NS) & (called > BLOCKED_FACTOR * (ops.end - ops.start)[mine])
+        blocked[launch[held]] = True
+        if self.thread_calls is not None:
+            blocked[self.thread_calls.outer[launch[held]]] = True
+        return blocked
 
     @cached_property
     def first_launches(self) -> IntArray:

@@ -8,6 +8,7 @@ from infprof.distinct import distinct_values
 from infprof.measures import host_calls
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
+from infprof.measures.attention import unfused_rows
 from infprof.measures.calls import ALLOCATOR, MODULE, SYNC
 from infprof.measures.device import DeviceAnalysis
 from infprof.measures.idle import CAUSE
@@ -117,6 +118,8 @@ class Places:
             return small_rows(prepared, rows, self._small_kernel_ns)
         if which == "few_sm":
             return few_sm_rows(prepared, rows, prepared.trace.devices[self._analysis.device].sm_count)
+        if which == "unfused":
+            return unfused_rows(prepared, rows)
         if which in ("fp32_gemm", "attention", "gemm"):
             return class_rows(prepared, rows, which)
         return np.asarray(rows & (ops.kind == op.KERNEL), dtype=np.bool_)

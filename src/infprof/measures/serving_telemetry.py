@@ -108,6 +108,37 @@ def demand_intervals(telemetry: Telemetry, low_ns: int, high_ns: int) -> tuple[I
     return _joined(idle, condition), _joined(waiting, waiting.value > 0)
 
 
+# Less than this share of a wave's usual batch, with nothing waiting, is its beginning or its end.
+RAMP_SHARE = 0.5
+
+
+def ramp_intervals(telemetry: Telemetry, low_ns: int, high_ns: int) -> Intervals:
+    """When waves of requests began or ran out: few requests ran, none waited, and before or after there were none.
+
+    A wave is a time with running requests between two without. Its usual batch is the median over its samples. Starts and
+    ends in ns; a server that always runs few requests has no such times.
+    """
+    # A wave that the window cuts is judged as a whole.
+    first_ns, last_ns = telemetry.span_ns() or (low_ns, high_ns)
+    running = _held(telemetry.series("running_requests", _ENGINE), first_ns, last_ns)
+    waiting = _held(telemetry.series("waiting_requests", _ENGINE), first_ns, last_ns)
+    value = running.value
+    at = np.searchsorted(waiting.start, running.start, side="right") - 1
+    queued = np.where(at >= 0, waiting.value[np.maximum(at, 0)], 0.0) if len(waiting.value) else np.zeros(len(value))
+    ramp = np.zeros(len(value), dtype=bool)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], value > 0, [False]])))
+    for first, last in edges.reshape(-1, 2).tolist():
+        wave = value[first:last]
+        full = np.flatnonzero((wave >= RAMP_SHARE * np.median(wave)) | (queued[first:last] > 0))
+        # The recording may cut a wave: then it neither begins nor ends there.
+        if first > 0 and len(full):
+            ramp[first : first + int(full[0])] = True
+        if last < len(value) and len(full):
+            ramp[first + int(full[-1]) + 1 : last] = True
+    starts, ends = (np.clip(edge, low_ns, high_ns) for edge in _joined(running, ramp))
+    return starts[ends > starts], ends[ends > starts]
+
+
 # Any of these growing means that the engine worked.
 _PROGRESS = ("output_tokens", "prompt_tokens", "iteration_tokens_count", "requests_finished")
 

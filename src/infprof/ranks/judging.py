@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from infprof.results import Diagnosis, Finding, KernelRow, Measures, Verdict, Where
-from infprof.rules import RuleSet, evaluate
+from infprof.results import Diagnosis, KernelRow, Measures, Verdict, Where
+from infprof.rules import RuleSet, evaluate, place
 from infprof.stack import fit_remedies
 from infprof.verdict import SURE, communication_verdict
 
@@ -78,13 +78,8 @@ def _judge(diagnosis: Diagnosis, measures: Measures, rules: RuleSet, scenario: s
     mine = tuple(rule for rule in rules.rules if not rule.states and set(rule.when.names) & set(_NAMES))
     names = {rule.id for rule in mine}
     places = next((f.where for f in diagnosis.findings if f.rule in names), [])
-    evaluation = evaluate(RuleSet(mine, (), rules.thresholds), _Context(diagnosis, measures, places), scenario)
+    evaluation = evaluate(replace(rules, rules=mine, broken=()), _Context(diagnosis, measures, places), scenario)
     kept = [f for f in diagnosis.findings if f.rule not in names]
-    diagnosis.findings = sorted([*kept, *evaluation.findings], key=_order)
+    diagnosis.findings = sorted([*kept, *evaluation.findings], key=lambda finding: place(finding, rules, scenario))
     others = [row for row in diagnosis.not_evaluated if row.rule not in names]
     diagnosis.not_evaluated = [*others, *evaluation.not_evaluated]
-
-
-def _order(finding: Finding) -> tuple[bool, bool, int, str]:
-    cost = finding.cost
-    return (cost.value is None, cost.unit != "ns", -(cost.value or 0), finding.rule)

@@ -9,6 +9,7 @@ from typing import Any
 
 from infprof.bundle import LOAD, MANIFEST, TRACE_DIR, Bundle
 from infprof.errors import InfprofError
+from infprof.flags import speed_flags
 from infprof.results import Problem
 from infprof.telemetry import Telemetry, read_telemetry
 from infprof.trace import Trace, TraceProvenance
@@ -54,6 +55,9 @@ def read_bundle(folder: Path) -> Trace:
     trace.problems += problems
     trace.provenance.inputs = [folder.name]
     trace.provenance.capture |= _recorder(bundle)
+    flags = speed_flags(bundle.manifest.command)
+    if flags:
+        trace.provenance.capture["flags"] = flags
     if telemetry is not None:
         _note_clock_step(bundle, trace)
         trace.telemetry = _on_clock_of(trace, telemetry)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from infprof import trace as t
 from infprof.distinct import PIECE, distinct_rows, distinct_values, mapped
 from infprof.errors import InfprofError
+from infprof.flags import speed_flags
 from infprof.quantiles import median
 from infprof.readers.gzipped import GZIP_MAGIC
 from infprof.readers.names import overhead_kinds, plain_call_name
@@ -34,6 +35,7 @@ from infprof.results import Problem
 from infprof.trace import BoolArray, FloatArray, IntArray, constant, is_constant
 
 SQLITE_MAGIC = b"SQLite format 3\0"
+_ARGUMENT = re.compile(r"PROCESS_(\d+):ARGUMENT_(\d+)")
 TID_MASK = 0xFFFFFF
 
 # Everything by which an nsys export is told from any other SQLite file.
@@ -243,6 +245,7 @@ class _Builder:
             "syncs": self._syncs(),
             "ranges": self._ranges(),
             "os_calls": self._os_calls(),
+            "off_cpu": self._off_cpu(),
             "overheads": self._overheads(),
             "memory_events": self._memory_events(),
             "counters": self._counters(),
@@ -787,6 +790,21 @@ class _Builder:
             .sorted_by("start")
         )
 
+    def _off_cpu(self) -> t.Table | None:
+        if not self.file.has("SCHED_EVENTS", "start", "isSchedIn", "globalTid"):
+            return None
+        columns = self.file.ints("SCHED_EVENTS", ("start", "isSchedIn", "globalTid"))
+        time, comes = columns["start"].values, columns["isSchedIn"].values
+        thread = self._thread(columns["globalTid"], len(time))
+        order = np.lexsort((time, thread))
+        time, comes, thread = time[order], comes[order], thread[order]
+        # A switch that lacks its other half says nothing.
+        left = (comes[:-1] == 0) & (comes[1:] == 1) & (thread[:-1] == thread[1:]) & (thread[:-1] >= 0)
+        away = np.flatnonzero(left & (time[1:] > time[:-1]))
+        return t.Table("off_cpu", {"start": time[away], "end": time[away + 1], "thread": thread[away]}).sorted_by(
+            "start"
+        )
+
     def _overheads(self) -> t.Table | None:
         parts: list[dict[str, NDArray[Any]]] = []
         for table in ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"):
@@ -1031,7 +1049,8 @@ class _Builder:
         return pairs
 
     def _provenance(self, metadata: list[tuple[str, str]]) -> t.TraceProvenance:
-        """What recorded the file, without anything private: no environment, command line, path or host."""
+        """What recorded the file, without anything private: no environment, path or host; of the command line only
+        options that are known to matter for speed."""
         version = next((v for n, v in metadata if n == "EXPORT_PRODUCT_VERSION"), None)
         capture: dict[str, Any] = {}
         schema = next((v for n, v in metadata if n == "EXPORT_SCHEMA_VERSION"), None)
@@ -1042,6 +1061,10 @@ class _Builder:
             capture["cuda_graph_trace"] = graph_mode
         if any(n.endswith("SKIP_SOME_API_CALLS") and v.lower() in ("true", "1") for n, v in metadata):
             capture["some_api_calls_skipped"] = True
+        arguments = [(int(m[1]), int(m[2]), v) for n, v in metadata if (m := _ARGUMENT.fullmatch(n))]
+        flags = speed_flags([value for _, _, value in sorted(arguments)])
+        if flags:
+            capture["flags"] = flags
         events = sorted({v for n, v in metadata if n == "CAPTURE_EVENT_TYPE"})
         if events:
             capture["event_types"] = events
@@ -1104,6 +1127,7 @@ _TABLES_WITH_TIMES = (
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
     "NVTX_EVENTS",
     "OSRT_API",
+    "SCHED_EVENTS",
 )
 
 

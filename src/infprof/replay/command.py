@@ -12,6 +12,7 @@ import typer
 from infprof.errors import InfprofError, UsageError
 
 if TYPE_CHECKING:
+    from infprof.hardware.gpu_spec import GpuSpec
     from infprof.replay.setting import Setting
     from infprof.replay.whatif import Result
 
@@ -39,6 +40,12 @@ def whatif_command(
     rules: Annotated[
         list[Path] | None, typer.Option("--rules", metavar="DIR", help="A folder with further rules; repeatable.")
     ] = None,
+    gpu_spec: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu-spec", metavar="SPEC", help="Peaks of the GPU: a file or KEY=VALUE,… as analyze takes them."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Replay a trace with costs taken away or scaled: what that would gain, and what would limit it then.
@@ -49,10 +56,12 @@ def whatif_command(
 
     Example: infprof whatif trace.json.gz --set kernel:attention=0.5 --set copies=overlapped
     """
+    from infprof.hardware.gpu_spec import parse_gpu_spec
     from infprof.replay.setting import parse_setting
 
     wanted = [parse_setting(text) for text in settings or []]
-    result = _ask(trace, wanted, window, rules or [])
+    given = None if gpu_spec is None else parse_gpu_spec(gpu_spec)
+    result = _ask(trace, wanted, window, rules or [], given)
     if json:
         print(json_module.dumps(result.to_dict(), indent=2))
     else:
@@ -63,7 +72,9 @@ def whatif_command(
         raise InfprofError(f"what-if is off for {trace}: {result.off}")
 
 
-def _ask(path: Path, wanted: list[Setting], window: str, rule_dirs: list[Path]) -> Result:
+def _ask(
+    path: Path, wanted: list[Setting], window: str, rule_dirs: list[Path], gpu_spec: GpuSpec | None = None
+) -> Result:
     from infprof.diagnosis import Options, analyze_in_detail, what_if
     from infprof.readers import read
     from infprof.resources import rules_dir
@@ -73,7 +84,7 @@ def _ask(path: Path, wanted: list[Setting], window: str, rule_dirs: list[Path]) 
     if is_stored_diagnosis(path):
         raise UsageError(f"whatif needs the profile itself: {path} is a diagnosis that is finished.")
     rules = load([rules_dir(), *rule_dirs])
-    detailed = analyze_in_detail(read(path), rules, Options(window=window, whatif=False))
+    detailed = analyze_in_detail(read(path), rules, Options(window=window, whatif=False, gpu_spec=gpu_spec))
     assert detailed.prepared is not None
     asked = what_if(detailed.prepared, detailed.diagnosis, rules)
     return asked.ask(wanted) if wanted else asked.chain()

@@ -10,10 +10,12 @@ from infprof.results import Diagnosis, Finding
 from infprof.rules import RuleSet
 
 
-def rank_findings(diagnosis: Diagnosis, rules: RuleSet, whatif: WhatIf, chain: Sequence[Setting]) -> None:
+def rank_findings(
+    diagnosis: Diagnosis, rules: RuleSet, whatif: WhatIf, chain: Sequence[Setting], scenario: str | None = None
+) -> None:
     """Bound the gains of findings whose rule names a replay, and put the findings that win most first, in place.
 
-    ``chain``: the fixes that gain most together; a finding may gain more once those are made.
+    ``chain``: the fixes that gain most together; a finding may gain more once those are made. ``scenario`` weighs the order.
     """
     settings = {rule.id: rule.replay for rule in rules.rules if rule.replay is not None}
     window = diagnosis.window.duration_ns
@@ -35,7 +37,8 @@ def rank_findings(diagnosis: Diagnosis, rules: RuleSet, whatif: WhatIf, chain: S
                 won[setting] = min(max(whatif.gain_in_window_ns(setting, chain) / whatif.window_ns, 0.0), 1.0)
             _bound(finding, setting, won[setting])
         share = finding.cost.value / window
-        order[id(finding)] = share if finding.gain.high is None else min(finding.gain.high, share)
+        weight = rules.scenarios.weight(scenario, finding.area, finding.scenarios)
+        order[id(finding)] = weight * (share if finding.gain.high is None else min(finding.gain.high, share))
     timed = sorted((f for f in diagnosis.findings if id(f) in order), key=lambda f: -order[id(f)])
     diagnosis.findings[:] = timed + [f for f in diagnosis.findings if id(f) not in order]
 

@@ -46,12 +46,14 @@ SKEW_NS = 2_000
 TURN_AROUND_NS = 5_000
 # Where a trace shows none: usual times of current GPUs from the end of one kernel to the next, and from the end of a
 # launch call to its kernel on a free stream.
-USUAL_GAP_NS = 1_000
+USUAL_GAP_NS = 0
 USUAL_LEAD_NS = 1_000
 # From the begin of a call that waits for its copy to the copy.
 USUAL_SETUP_NS = 6_000
 # A launch reaches a free stream within this time; later starts have other reasons.
 LONGEST_LEAD_NS = 100_000
+# ... and one that starts within so many usual ones of its stream was not queued there.
+USUAL_LEADS = 1.25
 # A start this long after everything known that could hold it up had another reason: the operation that ended just before.
 UNEXPLAINED_NS = 10_000
 NEVER = -(1 << 61)
@@ -160,6 +162,7 @@ class _Builder:
         self.calls = self._calls()
         self._order_operations()
         self._launches()
+        self._compile()
         edges = [*self._event_waits(), *self._engines()]
         edges += self._inferred(edges)
         chains, into_operations = self._limits(edges)
@@ -237,8 +240,18 @@ class _Builder:
             cost[launches[length[launches] > max(factor * usual, 100_000)]] = MODULE
         return cost
 
+    def _compile(self) -> None:
+        """What a thread works before it loads a module and launches a new kernel from it is the compiler's: the load's."""
+        calls = self.calls
+        if not len(calls):
+            return
+        new = np.isin(calls.row, self.prepared.first_launches)
+        loads = np.append((calls.cost[:-1] == MODULE) & new[1:] & ~calls.first[1:] & ~new[:-1], False)
+        calls.own = np.where(loads, np.add(calls.own, calls.work, dtype=np.int64), calls.own)
+        calls.work = np.where(loads, 0, calls.work)
+
     def _waits(self, thread: int) -> iv.Intervals:
-        """When the thread was not working by its own will: waiting system calls, and the profiler."""
+        """When the thread was not working by its own will: waiting system calls, on no CPU, and the profiler."""
         trace = self.prepared.trace
         sets = []
         if trace.os_calls is not None and len(trace.os_calls):
@@ -247,6 +260,9 @@ class _Builder:
                 self._os_waits = kinds[trace.os_calls["name"]] != call_kinds.OTHER_OS
             mine = self._os_waits & (trace.os_calls["thread"] == thread)
             sets.append(iv.union(trace.os_calls["start"][mine], trace.os_calls["end"][mine]))
+        if trace.off_cpu is not None and len(trace.off_cpu):
+            mine = trace.off_cpu["thread"] == thread
+            sets.append(iv.union(trace.off_cpu["start"][mine], trace.off_cpu["end"][mine]))
         if trace.overheads is not None and len(trace.overheads):
             table = trace.overheads
             mine = (table["thread"] == thread) & (table["kind"] != MODULE_LOAD) & (table["kind"] != COMMAND_BUFFER_FULL)
@@ -445,6 +461,9 @@ class _Builder:
         lead = np.where(has_call, start - self.call_end, 0)
         late = by_launch & ~self.held & self._first_of_call() & (lead <= LONGEST_LEAD_NS)
         usual_lead = _typical(lead, late, group, count, USUAL_LEAD_NS)
+        # Where a launch takes as long as it took here, the operation was not queued: it came as soon as it could.
+        soon = by_stream & has_call & ~early & (lead <= USUAL_LEADS * usual_lead) & late.any()
+        by_stream, by_launch = by_stream & ~soon, by_launch | soon
         # What nothing explains says nothing about turn-arounds.
         usual_gap = _typical(gap, by_stream & ~overlapping & (gap <= UNEXPLAINED_NS), group, count, USUAL_GAP_NS)
         gap = np.where(by_stream | ~has_call & (reach > NEVER), gap, np.minimum(usual_gap, gap))

@@ -18,7 +18,7 @@ from infprof.replay.recording import Recording
 from infprof.trace import SCHEMA, BoolArray, FloatArray, IntArray, Table, Trace
 
 _TABLES = {op.KERNEL: "kernels", op.GRAPH: "graphs", op.COPY: "copies", op.MEMSET: "memsets"}
-_OF_THREADS = ("api_calls", "ranges", "os_calls", "overheads")
+_OF_THREADS = ("api_calls", "ranges", "os_calls", "off_cpu", "overheads")
 
 
 def retimed(recording: Recording, replayed: Replayed, rows: IntArray | None = None) -> Trace:

@@ -87,8 +87,8 @@ def render(name: str, diagnosis: Diagnosis, options: Any = None) -> str:
     return report_by_name(name).render(diagnosis, options)
 
 
-def write_report(name: str, detailed: Detailed, path: Path, force: bool = False) -> None:
-    """Write the report called ``name`` to a file, whole or not at all; an existing one only with ``force``.
+def write_report(name: str, detailed: Detailed, path: Path, force: bool = False, options: Any = None) -> None:
+    """Write the report called ``name`` to a file, whole or not at all; an existing one only with ``force``. ``options`` as ``render`` takes them.
 
     Raises UsageError where the file cannot be written.
     """
@@ -97,4 +97,4 @@ def write_report(name: str, detailed: Detailed, path: Path, force: bool = False)
 
         write_perfetto(path, detailed, force)
     else:
-        write_atomic(path, render(name, detailed.diagnosis), force)
+        write_atomic(path, render(name, detailed.diagnosis, options), force)

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from infprof.measures.names import MEASURES
 from infprof.reports import format as fmt
-from infprof.reports import labels, ranks_rows, steps_rows
+from infprof.reports import labels, layers_rows, ranks_rows, steps_rows
 from infprof.reports.telemetry_lines import telemetry_lines
 from infprof.reports.waterfall import waterfall
 
@@ -138,6 +138,9 @@ def render(diagnosis: Diagnosis, options: HtmlOptions | None = None) -> str:
         data=_data(diagnosis, charts),
         slice_colors={_slice_key(kind, cause): style.color for (kind, cause), style in labels.SLICES.items()},
         **_answer(diagnosis),
+        findings_order=labels.findings_order(diagnosis),
+        layers=layers_rows.values(diagnosis) if len(layers_rows.by_layer(diagnosis)) > 1 else [],
+        layer_columns=layers_rows.COLUMNS,
         findings=[_finding(n, f, diagnosis) for n, f in enumerate(diagnosis.findings, 1)],
         job=[*ranks_rows.job_lines(diagnosis.job), ranks_rows.RANK_NOTE] if diagnosis.job is not None else [],
         job_table=_rank_table(diagnosis),
@@ -276,6 +279,7 @@ def _finding(number: int, finding: Finding, diagnosis: Diagnosis) -> dict[str, A
         "where": [_where(where) for where in finding.where[:_PLACES]],
         "remedies": _by_stack(finding.remedies),
         "gain": fmt.gain_text(finding.gain),
+        "approach": labels.APPROACHES.get(finding.approach or "", ""),
         "rank": labels.rank_words(finding.rank, labels.without_timeline(diagnosis)),
         "confidence": labels.confidence_words(finding.confidence),
     }

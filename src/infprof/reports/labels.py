@@ -93,6 +93,21 @@ CODES: dict[str, str] = {
     "unsupported-device": "device not supported",
 }
 
+# Scenario → what it looks at.
+SCENARIOS: dict[str, str] = {
+    "online": "TTFT, TPOT and their tail",
+    "batch": "throughput and MFU",
+    "mixed": "isolation of one kind of request from another",
+}
+
+# Who must act, and what kind of change it takes: ``approach`` of a rule.
+APPROACHES: dict[str, str] = {
+    "architecture": "a change of architecture",
+    "algorithm": "another algorithm",
+    "system": "a change of system or settings",
+    "hardware": "a change of hardware",
+}
+
 STACKS: dict[str, str] = {
     "vllm": "vLLM",
     "sglang": "SGLang",
@@ -169,3 +184,11 @@ def rank_words(rank: str, telemetry_only: bool = False) -> str:
     """The evidence rank in words, with its letter: ``measured by hardware counters (rank A)``."""
     words = "telemetry" if telemetry_only and rank == "C" else RANKS.get(rank)
     return f"{words} (rank {rank})" if words else f"rank {rank}"
+
+
+def findings_order(diagnosis: Diagnosis) -> str:
+    """What the findings are ordered by."""
+    if diagnosis.scenario is None:
+        return "most time to win back first"
+    goal = SCENARIOS.get(diagnosis.scenario)
+    return f"ordered for {diagnosis.scenario}{f': {goal}' if goal else ''}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infprof.reports import format as fmt
-from infprof.reports import labels, ranks_rows, steps_rows
+from infprof.reports import labels, layers_rows, ranks_rows, steps_rows
 from infprof.reports.telemetry_lines import telemetry_lines
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class MarkdownOptions:
     kernels: int = 10
     problems: int = 20
     ranks: int = 16
+    by_layer: bool = False
 
 
 def render(diagnosis: Diagnosis, options: MarkdownOptions | None = None) -> str:
@@ -39,7 +40,7 @@ def render(diagnosis: Diagnosis, options: MarkdownOptions | None = None) -> str:
         *_time(diagnosis),
         *_job(diagnosis, options),
         *(_telemetry(diagnosis) if labels.without_timeline(diagnosis) else []),
-        *_findings(diagnosis),
+        *_findings(diagnosis, options),
         *_phases(diagnosis),
         *([] if labels.without_timeline(diagnosis) else _telemetry(diagnosis)),
         *_missing(diagnosis),
@@ -147,18 +148,26 @@ def _job(diagnosis: Diagnosis, options: MarkdownOptions) -> list[str]:
     return blocks
 
 
-def _findings(diagnosis: Diagnosis) -> list[str]:
+def _findings(diagnosis: Diagnosis, options: MarkdownOptions) -> list[str]:
     if not diagnosis.findings:
         return []
-    blocks = ["### Findings"]
+    window_ns = diagnosis.window.duration_ns
+    blocks = ["### Findings" if diagnosis.scenario is None else f"### Findings, {labels.findings_order(diagnosis)}"]
+    if options.by_layer:
+        for group in layers_rows.by_layer(diagnosis):
+            blocks.append(f"#### {escape(layers_rows.heading(group, window_ns)).capitalize()}")
+            for number, finding in group.findings:
+                blocks += _finding(number, finding, window_ns)
+        return blocks
     for number, finding in enumerate(diagnosis.findings, 1):
-        blocks += _finding(number, finding, diagnosis.window.duration_ns)
+        blocks += _finding(number, finding, window_ns)
     return blocks
 
 
 def _finding(number: int, finding: Finding, window_ns: int) -> list[str]:
     cost = fmt.cost_text(finding.cost, window_ns)
-    blocks = [f"**{number}. {escape(finding.title)}** ({escape(finding.severity)}, {cost}, rule {code(finding.rule)})"]
+    facts = f"{escape(finding.severity)}, {cost}, {escape(finding.layer)} layer, rule {code(finding.rule)}"
+    blocks = [f"**{number}. {escape(finding.title)}** ({facts})"]
     if finding.why:
         blocks.append(prose(finding.why))
     lines = []

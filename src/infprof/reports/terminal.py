@@ -14,7 +14,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from infprof.reports import format as fmt
-from infprof.reports import labels, ranks_rows, steps_rows
+from infprof.reports import labels, layers_rows, ranks_rows, steps_rows
 from infprof.reports.telemetry_lines import telemetry_lines
 from infprof.stack import stack_of
 
@@ -55,6 +55,7 @@ class TerminalOptions:
     color: Literal["standard", "256", "truecolor"] | None = None
     full_findings: int = 3
     all_changes: bool = False
+    by_layer: bool = False
     kernels: int = 5
 
     @classmethod
@@ -246,8 +247,20 @@ def _findings(console: Console, diagnosis: Diagnosis, options: TerminalOptions) 
             _heading(console, "Findings")
             _line(console, fmt.no_findings(diagnosis))
         return
-    _heading(console, "Findings", "most time to win back first")
-    for number, finding in enumerate(diagnosis.findings, 1):
+    _heading(console, "Findings", labels.findings_order(diagnosis))
+    window_ns = diagnosis.window.duration_ns
+    if options.by_layer:
+        for group in layers_rows.by_layer(diagnosis):
+            _line(console, fmt.clean(layers_rows.heading(group, window_ns)).capitalize())
+            _finding_list(console, group.findings, diagnosis, options)
+    else:
+        _finding_list(console, list(enumerate(diagnosis.findings, 1)), diagnosis, options)
+
+
+def _finding_list(
+    console: Console, findings: list[tuple[int, Finding]], diagnosis: Diagnosis, options: TerminalOptions
+) -> None:
+    for number, finding in findings:
         _finding_title(console, number, finding, diagnosis.window.duration_ns)
         if number <= options.full_findings:
             _finding_body(console, finding, _stacks(diagnosis), options)

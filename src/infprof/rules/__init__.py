@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from infprof.rules.cases import CaseResult, test_rules
 from infprof.rules.describing import describe, list_rules
-from infprof.rules.evaluating import Context, Evaluation, evaluate
+from infprof.rules.evaluating import Context, Evaluation, evaluate, place
 from infprof.rules.loading import Broken, RuleSet, load
 from infprof.rules.model import Rule
+from infprof.rules.pages import pages
+from infprof.rules.scenarios import Scenarios, load_scenarios
 from infprof.rules.thresholds import Thresholds, load_thresholds
 
 __all__ = [
@@ -20,11 +22,15 @@ __all__ = [
     "Evaluation",
     "Rule",
     "RuleSet",
+    "Scenarios",
     "Thresholds",
     "describe",
     "evaluate",
     "list_rules",
     "load",
+    "load_scenarios",
     "load_thresholds",
+    "pages",
+    "place",
     "test_rules",
 ]

@@ -20,12 +20,12 @@ def describe(rule: Rule, width: int = 80) -> str:
         ("Keeps quiet", _wrap([rule.quiet_when], width)),
         ("What to change", _remedies(rule, width)),
         ("Evidence shown", _wrap((f"{name}: {MEASURES[name].meaning}" for name in rule.evidence), width, "- ")),
-        ("Judged by", _wrap(_judgement(rule), width, "- ")),
+        ("Judged by", _wrap(judgement(rule), width, "- ")),
         ("References", _wrap(rule.references, width, "- ")),
         ("Cases", _wrap((_case(case) for case in rule.cases), width, "- ")),
     ]
     lines = textwrap.wrap(f"{rule.id}: {rule.title}", width)
-    lines += _wrap(_facts(rule), width)
+    lines += _wrap([*facts(rule), f"file {rule.path}"], width)
     for heading, block in blocks:
         lines += ["", heading, *block]
     return "\n".join(lines) + "\n"
@@ -47,17 +47,21 @@ def list_rules(ruleset: RuleSet, width: int = 80) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _facts(rule: Rule) -> list[str]:
-    facts = [f"area {rule.area}, layer {rule.layer}, scenarios {', '.join(rule.scenarios)}"]
+def facts(rule: Rule) -> list[str]:
+    """What a rule belongs to: its views, the verdict it explains, the tables it reads."""
+    said = [
+        f"area {rule.area}, layer {rule.layer}, scenarios {', '.join(rule.scenarios)}, a change of {rule.approach} "
+        f"({rule.remedy_kind})"
+    ]
     if rule.cls is not None:
         verdict = rule.cls if rule.cause is None else f"{rule.cls}, cause {rule.cause}"
-        facts.append(f"explains the verdict {verdict}" + ("; makes no finding" if rule.states else ""))
-    facts.append(f"reads the tables {', '.join(rule.needs)}")
-    facts.append(f"file {rule.path}")
-    return facts
+        said.append(f"explains the verdict {verdict}" + ("; makes no finding" if rule.states else ""))
+    said.append(f"reads the tables {', '.join(rule.needs)}")
+    return said
 
 
-def _judgement(rule: Rule) -> list[str]:
+def judgement(rule: Rule) -> list[str]:
+    """Cost, gain, severity, confidence and rank of a rule's findings, a sentence each."""
     parts = []
     if not rule.states:
         parts.append("cost: " + ("no time is claimed" if rule.cost is None else f"{rule.cost.text} ({rule.cost_unit})"))

@@ -61,14 +61,10 @@ class _Fired:
 
 
 def evaluate(ruleset: RuleSet, context: Context, scenario: str | None = None) -> Evaluation:
-    """Judge every rule. ``scenario`` (online, batch, mixed) leaves out the rules that do not matter for it."""
+    """Judge every rule. ``scenario`` (online, batch, mixed) weighs the order of the findings, and nothing else."""
     evaluation = Evaluation()
     fired: list[_Fired] = []
     for rule in ruleset.rules:
-        if scenario is not None and scenario not in rule.scenarios:
-            needs = f"the scenario {' or '.join(rule.scenarios)}, and this one is {scenario}"
-            evaluation.not_evaluated.append(NotEvaluated(rule.id, needs))
-            continue
         values = known_values(rule, ruleset, context.measures)
         outcome = judge(rule, values)
         if rule.states:
@@ -80,10 +76,19 @@ def evaluate(ruleset: RuleSet, context: Context, scenario: str | None = None) ->
             notes = [note.text for note in rule.notes if _holds(note.when, values)]
             fired.append(_Fired(rule, cost_of(rule, values), notes))
     _cap(fired, context)
-    found = [_finding(item, ruleset, context) for item in sorted(fired, key=_order)]
-    # What claims nothing comes last, the severest of it first.
-    evaluation.findings = sorted(found, key=lambda f: 0 if f.cost.value is not None else len(SEVERITIES) - _grade(f))
+    found = [_finding(item, ruleset, context) for item in fired]
+    evaluation.findings = sorted(found, key=lambda finding: place(finding, ruleset, scenario))
     return evaluation
+
+
+def place(finding: Finding, ruleset: RuleSet, scenario: str | None = None) -> tuple[bool, bool, int, float, str]:
+    """Where a finding stands among others, the first first: time, most of it first; then bytes; then what claims
+    nothing, the severest of it first. The scenario's weight counts among those of a kind; ids keep the order stable.
+    """
+    weight = ruleset.scenarios.weight(scenario, finding.area, finding.scenarios)
+    cost = finding.cost.value
+    grade = len(SEVERITIES) - _grade(finding) if cost is None else 0
+    return (cost is None, finding.cost.unit != "ns", grade, -weight * (1 if cost is None else cost), finding.rule)
 
 
 def _grade(finding: Finding) -> int:
@@ -197,6 +202,7 @@ def _finding(item: _Fired, ruleset: RuleSet, context: Context) -> Finding:
         layer=rule.layer,
         scenarios=list(rule.scenarios),
         remedy_kind=rule.remedy_kind,
+        approach=rule.approach,
         severity=severity_of(rule, cost, context.window_ns, values),
         rank=_rank(rule, context.measures, values),
         confidence=min([rule.confidence, *(doubt.confidence for doubt in doubts)]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,12 +14,14 @@ from infprof.errors import UsageError
 from infprof.measures.names import MEASURES
 from infprof.replay.setting import Setting, parse_setting
 from infprof.results import SEVERITIES, VERDICT_CLASSES, Remedy
-from infprof.rules import model, thresholds
+from infprof.rules import model, scenarios, thresholds
 from infprof.rules.expression import Expression, ExpressionError, parse, unknown
 
 T = TypeVar("T")
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_NO_RULES = (thresholds.FILE_NAME, scenarios.FILE_NAME)
 
 # Thresholds may stand in conditions too, so that a number of the verdict is not written twice.
 _NAMES = (*MEASURES, *thresholds.THRESHOLD_NAMES)
@@ -49,6 +51,7 @@ _OPTIONAL_KEYS = (
     "confidence",
     "rank",
     "confirmed",
+    "approach",
     "ncu",
     "replay",
     "states",
@@ -72,11 +75,13 @@ class Broken:
 
 @dataclass(frozen=True)
 class RuleSet:
-    """The rules in use, in order of their files, the broken files, and the thresholds that conditions may name."""
+    """The rules in use, in order of their files, the broken files, the thresholds that conditions may name, and what
+    scenarios make of findings."""
 
     rules: tuple[model.Rule, ...]
     broken: tuple[Broken, ...]
     thresholds: thresholds.Thresholds
+    scenarios: scenarios.Scenarios = field(default_factory=scenarios.Scenarios)
 
     def get(self, rule_id: str) -> model.Rule:
         """The rule called ``rule_id``; raises UsageError with the nearest name when there is none."""
@@ -122,7 +127,9 @@ def load(dirs: Sequence[Path]) -> RuleSet:
             rules[rule.id] = rule
         except _Bad as bad:
             broken.append(Broken(path, _line(lines, bad.place), bad.reason))
-    return RuleSet(tuple(rules.values()), tuple(broken), thresholds.load_thresholds(dirs))
+    return RuleSet(
+        tuple(rules.values()), tuple(broken), thresholds.load_thresholds(dirs), scenarios.load_scenarios(dirs)
+    )
 
 
 def _files(dirs: Sequence[Path]) -> Iterator[Path]:
@@ -130,7 +137,7 @@ def _files(dirs: Sequence[Path]) -> Iterator[Path]:
         if not Path(directory).is_dir():
             raise UsageError(f"{directory} is not a folder of rules")
         for path in sorted(Path(directory).rglob("*")):
-            if path.suffix in (".yaml", ".yml") and path.name != thresholds.FILE_NAME and path.is_file():
+            if path.suffix in (".yaml", ".yml") and path.name not in _NO_RULES and path.is_file():
                 yield path
 
 
@@ -221,6 +228,7 @@ class _Fields:
             layer=self._choice("layer", model.LAYERS),
             scenarios=self._choices("scenarios", model.SCENARIOS),
             remedy_kind=self._choice("remedy_kind", model.REMEDY_KINDS),
+            approach=self._approach(),
             states="states" in self._data,
             cls=cls,
             cause=cause,
@@ -249,6 +257,12 @@ class _Fields:
             cases=self._items("cases", self._case),
             path=self._path,
         )
+
+    def _approach(self) -> str:
+        """What kind of change it takes; a rule that does not say it is taken at its remedies."""
+        if "approach" in self._data:
+            return self._choice("approach", model.APPROACHES)
+        return "hardware" if self._data["remedy_kind"] == "hardware" else "system"
 
     def _replay(self) -> Setting | None:
         """What a replay takes away to see what the finding costs."""

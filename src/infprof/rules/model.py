@@ -25,6 +25,9 @@ AREAS = (
 )
 LAYERS = ("application", "framework", "runtime", "hardware")
 SCENARIOS = ("online", "batch", "mixed")
+# What kind of change it takes: how model and deployment are built, how the same is computed, the software and settings
+# around it, or other devices.
+APPROACHES = ("architecture", "algorithm", "system", "hardware")
 REMEDY_KINDS = ("configuration", "code", "hardware", "capture")
 STACKS = ("vllm", "sglang", "tensorrt-llm", "pytorch", "cuda", "rocm")
 TABLES = (
@@ -47,7 +50,7 @@ _WHERE_PARTS: Mapping[str, tuple[str, ...]] = {
     "idle": IDLE_CAUSES,
     "exposed_copy": ("h2d", "d2h", "uvm", "p2p", "d2d", "memset", "pageable", "small", "host", "round_trip"),
     "exposed_comm": (),
-    "kernels": ("top", "small", "fp32_gemm", "few_sm", "attention", "gemm"),
+    "kernels": ("top", "small", "fp32_gemm", "few_sm", "attention", "gemm", "unfused"),
     "calls": ("sync", "allocator", "module_load"),
     "profiler": (),
     "none": (),
@@ -110,6 +113,7 @@ class Rule:
     layer: str
     scenarios: tuple[str, ...]
     remedy_kind: str
+    approach: str
     states: bool
     cls: str | None
     cause: str | None

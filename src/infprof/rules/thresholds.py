@@ -46,6 +46,8 @@ class Thresholds:
     first_launch_factor: float
     stdin_read_ns: int
     unknown_kernels: float
+    capture_slows: float
+    profiler_works: float
     small_kernel_ns: int
     small_copy_bytes: int
     straggler_share: float

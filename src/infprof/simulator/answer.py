@@ -168,7 +168,7 @@ def _limiter(trace: SimulatedTrace, ops: list[GpuOp]) -> dict[str, Any]:
     """What limits the kernels, by the levels that counters would show while they run, as shares of the peaks."""
     compute, dram, total = 0.0, 0.0, 0
     for op in ops:
-        if op.kind != "kernel":
+        if op.kind not in ("kernel", "graph"):
             continue
         ns = op.span[1] - op.span[0]
         level = levels(op, trace.spec.devices[op.device], ns)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from infprof.simulator.spec import Device, Spec
+from infprof.simulator.spec import Device, Kernel, Spec
 
 if TYPE_CHECKING:
     from infprof.simulator.engine import GpuOp
@@ -71,11 +72,26 @@ def levels(op: GpuOp, device: Device, ns: int) -> dict[str, float]:
     if op.kind == "comm":
         link = 100 * op.bytes / seconds / device.nvlink
         return {"gr_active": 100.0, "sm_active": 20.0, "sm_issue": 5.0, "nvlink_rx": link, "nvlink_tx": link}
+    return kernel_levels(op.kernel, device, ns)
+
+
+def kernel_levels(kernel: Kernel | None, device: Device, ns: int) -> dict[str, float]:
+    """Per cent of peak of each counter while a kernel runs that takes ``ns``."""
+    seconds = max(ns, 1) / 1e9
     levels = {"gr_active": 100.0, "sm_active": 95.0}
-    if op.kernel:
-        if op.kernel.flops:
-            levels["tensor"] = 100 * op.kernel.flops / seconds / device.flops
-        if op.kernel.bytes:
-            levels["dram_read"] = 100 * op.kernel.bytes / seconds / device.bandwidth
-        levels |= op.kernel.counters
+    if kernel:
+        if kernel.flops:
+            levels["tensor"] = 100 * kernel.flops / seconds / device.flops
+        if kernel.bytes:
+            levels["dram_read"] = 100 * kernel.bytes / seconds / device.bandwidth
+        levels |= kernel.counters
     return levels
+
+
+def mean_levels(kernels: Sequence[tuple[Kernel, int]], device: Device, total_ns: int) -> dict[str, float]:
+    """Per cent of peak over a stretch of ``total_ns`` in which each kernel runs for its time, and nothing in between."""
+    sums: dict[str, float] = defaultdict(float)
+    for kernel, ns in kernels:
+        for name, percent in kernel_levels(kernel, device, ns).items():
+            sums[name] += percent * ns / max(total_ns, 1)
+    return dict(sums)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from infprof.errors import UsageError
-from infprof.simulator.counters import Sample, samples
+from infprof.simulator.counters import Sample, mean_levels, samples
 from infprof.simulator.operators import TYPES, work
 from infprof.simulator.spec import (
     Action,
@@ -374,9 +374,13 @@ class _Engine:
         correlation, ready = self._call(thread, "cudaGraphLaunch_v10000", cost)
         device = self._device(thread)
         if not action.graph.per_node:
-            total = sum(self._jittered(self._alone_ns(k, device)) + device.graph_gap_ns for k in action.graph.kernels)
+            alone = [self._jittered(self._alone_ns(item, device)) for item in action.graph.kernels]
+            total = sum(alone) + len(alone) * device.graph_gap_ns
             op = self._op(thread, "graph", "graph", action.stream, correlation, ready, total)
             op.graph_id = action.graph_id
+            parts = [(k, ns) for k, ns in zip(action.graph.kernels, alone, strict=True) if isinstance(k, Kernel)]
+            # What counters show of it: all of its kernels, seen as one.
+            op.kernel = Kernel("graph", counters=mean_levels(parts, device, total))
             self._submit(op)
             return
         for node, item in enumerate(action.graph.kernels, 1):

@@ -38,7 +38,7 @@ _DECODE_ATTENTION = re.compile(
     re.IGNORECASE,
 )
 _PREFILL_ATTENTION = re.compile(
-    r"flash_fwd_kernel\b|fmha_v2|fmhasm\w*context|raggedkvcache|fmha_fwd|(?<![a-z])attn_fwd|prefill|context_attention",
+    r"flash_fwd_kernel\b|fmha_v2|fmhasm\w*context|raggedkvcache|fmha_fwd|(?<![a-z])attn_fwd|prefill|context_attention|(?:attn|attention)_prompt",
     re.IGNORECASE,
 )
 _TILE = re.compile(r"(?:nvjet_\w*?|gemm_\w*?|tilesize|_MT)(\d+)x(\d+)", re.IGNORECASE)

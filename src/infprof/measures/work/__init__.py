@@ -3,6 +3,7 @@
 A new operator is one formula in the module of its kind (matrix, attention, memory_ops) and one line in its table.
 """
 
+from infprof.measures.work.advice import add_advice
 from infprof.measures.work.counting import CountedWork, count_work
 from infprof.measures.work.measuring import (
     NO_OPERATORS,
@@ -22,6 +23,7 @@ __all__ = [
     "CountedWork",
     "RoofLimits",
     "ScopeWork",
+    "add_advice",
     "add_engine_work",
     "add_work",
     "count_work",

@@ -108,7 +108,9 @@ def _add_shares(measures: Measures, work: ScopeWork, why_not: str, limits: RoofL
     found = shares(work)
     names = [name for name in _UNITS if name.startswith(("work_compute_", "work_dram_", "mfu", "mbu", "slow_gemm"))]
     if found is None or work.rates is None or work.peaks is None:
-        _add_nothing(measures, names, f"peak unknown: {why_not}" if work.peaks is None else why_not)
+        _add_nothing(
+            measures, names, f"peak unknown: {why_not} (--gpu-spec supplies it)" if work.peaks is None else why_not
+        )
         return
     source = f"{shapes} over the peaks of {work.peaks.sku}"
     _add(measures, "work_compute_min_ratio", found.compute_low, source)
