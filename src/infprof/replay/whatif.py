@@ -27,10 +27,10 @@ SELF_CHECK = 0.005
 LEAST_GAIN = 0.05
 LONGEST_CHAIN = 6
 # The next verdict is made from this many operations at most: a verdict on all of a long trace takes as long as its analysis.
-JUDGED_OPERATIONS = 50_000
+JUDGED_OPERATIONS = 30_000
 # A report's own chain is made from this many operations of the window, the middle ones: its replays would else take
 # longer than all the rest.
-REPORTED_OPERATIONS = 100_000
+REPORTED_OPERATIONS = 30_000
 # Where more of them have no launch record, the host's part in the trace is not known.
 MOST_WITHOUT_LAUNCH = 0.5
 
