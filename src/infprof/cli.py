@@ -37,8 +37,6 @@ app = typer.Typer(
 rules_app = typer.Typer(help="List, show and test the rules behind the findings.", no_args_is_help=True)
 app.add_typer(rules_app, name="rules", rich_help_panel=None)
 app.add_typer(workload_app, name="workload", rich_help_panel=None)
-app.command("whatif")(whatif_command)
-app.command("compare")(compare_command)
 
 InputsArgument = Annotated[
     list[Path],
@@ -242,6 +240,10 @@ def analyze(
     diagnosis = detailed.diagnosis
     _print(diagnosis, "json" if json else "markdown" if markdown else "terminal", by_layer)
     _finish(diagnosis, gate)
+
+
+app.command("whatif")(whatif_command)
+app.command("compare")(compare_command)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
