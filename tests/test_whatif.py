@@ -143,3 +143,16 @@ def test_findings_come_in_the_order_of_what_can_be_won() -> None:
         ]
         gains = [f.gain.high or 0.0 for f in found]
         assert gains == sorted(gains, reverse=True)
+
+
+def test_a_replay_of_the_middle_bounds_no_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a finding costs may lie in the part of the window that was not replayed."""
+    whole = analyze_file(LAUNCH_BOUND)
+    # As if nothing were launched where it was replayed.
+    monkeypatch.setattr("infprof.replay.whatif.REPORTED_OPERATIONS", 200)
+    monkeypatch.setattr("infprof.replay.whatif.WhatIf.gain_in_window_ns", lambda *_: 0)
+    part = analyze_file(LAUNCH_BOUND)
+    assert part.whatif is not None
+    assert any("in its middle" in note for note in part.whatif["notes"])
+    gains = {finding.rule: finding.gain.high for finding in part.findings}
+    assert gains["launch-bound"] == next(f.gain.high for f in whole.findings if f.rule == "launch-bound")

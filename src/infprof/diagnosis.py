@@ -150,7 +150,7 @@ def what_if(prepared: Prepared, diagnosis: Diagnosis, rules: RuleSet, most: int 
 
     Raises InfprofError where nothing ran on a GPU.
     """
-    from infprof.replay.whatif import WhatIf, in_the_middle
+    from infprof.replay.whatif import WhatIf
 
     recorded = Measures([m for m in diagnosis.measures if m.scope.kind == "window"])
 
@@ -165,12 +165,7 @@ def what_if(prepared: Prepared, diagnosis: Diagnosis, rules: RuleSet, most: int 
         return counted_limiter(recorded, rules.thresholds) or verdict
 
     window = diagnosis.window.start_ns, diagnosis.window.end_ns
-    played, part = (prepared, window) if most is None else in_the_middle(prepared, window, most)
-    asked = WhatIf(played, part, judge)
-    if played is not prepared:
-        ops = prepared.operations
-        asked.part_of = int(((ops.end > window[0]) & (ops.start < window[1])).sum())
-    return asked
+    return WhatIf(prepared, window, judge) if most is None else WhatIf.of_the_middle(prepared, window, judge, most)
 
 
 class Detailed(NamedTuple):

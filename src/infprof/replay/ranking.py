@@ -17,7 +17,9 @@ def rank_findings(
 
     ``chain``: the fixes that gain most together; a finding may gain more once those are made. ``scenario`` weighs the order.
     """
-    settings = {rule.id: rule.replay for rule in rules.rules if rule.replay is not None}
+    # Of a part of the window nothing follows for a cost that lies in the rest of it.
+    whole = whatif.part_of is None
+    settings = {rule.id: rule.replay for rule in rules.rules if rule.replay is not None and whole}
     window = diagnosis.window.duration_ns
     if (
         whatif.off is not None

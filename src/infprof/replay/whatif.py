@@ -19,7 +19,7 @@ from infprof.replay.recording import ALLOCATOR, LAUNCH, MODULE, Recording, recor
 from infprof.replay.retime import excerpt, retimed
 from infprof.replay.setting import Setting
 from infprof.results import Verdict
-from infprof.trace import D2H, H2D, Trace
+from infprof.trace import D2H, H2D, IntArray, Trace
 
 # An unchanged replay must give the recorded span within this share.
 SELF_CHECK = 0.005
@@ -97,31 +97,40 @@ class Result:
         return asdict(self)
 
 
-def in_the_middle(prepared: Prepared, window: tuple[int, int], most: int) -> tuple[Prepared, tuple[int, int]]:
-    """The trace and window, or where the window has more operations than ``most``, that many from its middle."""
+def _inside(prepared: Prepared, window: tuple[int, int]) -> IntArray:
+    """The operations of a window, as rows."""
     ops = prepared.operations
-    mine = np.flatnonzero((ops.end > window[0]) & (ops.start < window[1]))
-    if len(mine) <= most:
-        return prepared, window
-    rows = mine[(len(mine) - most) // 2 :][:most]
-    return Prepared(excerpt(prepared, rows)), (int(ops.start[rows[0]]), int(ops.end[rows].max()))
+    return np.flatnonzero((ops.end > window[0]) & (ops.start < window[1]))
 
 
 class WhatIf:
     """Replays one trace with any costs.
 
-    ``judge`` says what limits a trace in a window (start and end, ns), told whether its kernels are those recorded. Raises InfprofError where nothing ran on a GPU.
+    ``judge`` says what limits a trace in a window (start and end, ns), told whether its kernels are those recorded.
+    Raises InfprofError where nothing ran on a GPU.
     """
 
-    def __init__(self, prepared: Prepared, window: tuple[int, int], judge: Judge | None = None) -> None:
+    def __init__(
+        self, prepared: Prepared, window: tuple[int, int], judge: Judge | None = None, part_of: int | None = None
+    ) -> None:
         if not len(prepared.operations):
             raise InfprofError("what-if: no GPU operation was recorded, so there is nothing to replay.")
         self.prepared = prepared
         self.window = window
         self._judge = judge
         # How many operations the window has, where only some of them are here.
-        self.part_of: int | None = None
+        self.part_of = part_of
         self._windows: dict[tuple[Setting, ...], int] = {}
+
+    @classmethod
+    def of_the_middle(cls, prepared: Prepared, window: tuple[int, int], judge: Judge, most: int) -> WhatIf:
+        """Replays of the whole trace, or where its window has more operations than ``most``, of that many in its middle."""
+        ops, mine = prepared.operations, _inside(prepared, window)
+        if len(mine) <= most:
+            return cls(prepared, window, judge)
+        rows = mine[(len(mine) - most) // 2 :][:most]
+        part = int(ops.start[rows[0]]), int(ops.end[rows].max())
+        return cls(Prepared(excerpt(prepared, rows)), part, judge, len(mine))
 
     @cached_property
     def recorded_span_ns(self) -> int:
@@ -213,7 +222,7 @@ class WhatIf:
             return None
         recording, _ = self._play_of(settings)
         ops, origin = self.prepared.operations, recording.origin_ns
-        mine = np.flatnonzero((ops.end > self.window[0]) & (ops.start < self.window[1]))
+        mine = _inside(self.prepared, self.window)
         mine = mine[:JUDGED_OPERATIONS] if len(mine) else np.arange(min(len(ops), JUDGED_OPERATIONS))
         low, high = int(replayed.start[mine].min()) + origin, int(replayed.end[mine].max()) + origin
         trace = retimed(recording, replayed, mine if len(mine) < len(ops) else None)
@@ -250,8 +259,7 @@ class WhatIf:
     def _in_window_ns(self, settings: tuple[Setting, ...]) -> int:
         """How long the window's operations take with these settings."""
         if settings not in self._windows:
-            ops = self.prepared.operations
-            mine = np.flatnonzero((ops.end > self.window[0]) & (ops.start < self.window[1]))
+            mine = _inside(self.prepared, self.window)
             played = self.predict(settings)
             length = int(played.end[mine].max() - played.start[mine].min()) if len(mine) else 0
             self._windows[settings] = length
