@@ -148,6 +148,7 @@ PARTS = [(GEMM, 900 * US), (SCALE, 400 * US), (SOFTMAX, 1400 * US), (CAST, 400 *
 def test_attention_in_parts_is_named_with_what_lies_between_its_products(tmp_path: Path) -> None:
     """D-38."""
     stream = Stream()
+    stream.builder.gpu(name=H100_NAME)
     for i in range(6):
         stream.step(f"forward {i}", *[(GEMM, 500 * US), *PARTS, (GEMM, 500 * US)] * 3)
     d = diagnose(stream.builder, tmp_path, window="full")
@@ -156,11 +157,38 @@ def test_attention_in_parts_is_named_with_what_lies_between_its_products(tmp_pat
     assert measure(d, "unfused_attention_ns") == 18 * 4000 * US
     assert measure(d, "unfused_scores_ns") == 18 * 2200 * US
     assert evidence(found)["unfused_attention_ratio"] == pytest.approx(0.8, abs=0.01)
+    # A pass of 1.4 ms reads and writes the scores at 3.35 TB/s at most.
+    assert evidence(found)["unfused_score_bound_bytes"] == pytest.approx(1.4e-3 * 3.35e12 / 2, rel=0.01)
+    assert measure(d, "unfused_score_bytes") is None
     assert found.severity == "warning" and "square" in found.why
     text = remedy_text(found)
     assert "scaled_dot_product_attention" in text and "compute capability 8.0" in text and "EFFICIENT_ATTENTION" in text
     assert found.gain.high == pytest.approx(0.8 * (0.5 + 0.5 * 0.55), abs=0.02)
     assert {where.name for where in found.where} <= {name for name, _ in PARTS}
+
+
+@pytest.mark.parametrize("length", [8192, 4096])
+def test_the_size_of_the_scores_is_named_where_shapes_were_recorded(tmp_path: Path, length: int) -> None:
+    """D-38: it grows with the square of the length."""
+    builder = KinetoBuilder(devices=[{**H100, "name": H100_NAME}])
+    at, unit = 0.0, (length / 8192) ** 2
+    scores = {"Input Dims": [[1, 32, length, length], [], []], "Input type": ["c10::Half", "Scalar", "Scalar"]}
+    for _ in range(12):
+        for op, kernel, time_us, args in (
+            ("aten::bmm", GEMM, 900, {}),
+            ("aten::mul", SCALE, 400, {}),
+            ("aten::_softmax", SOFTMAX, 1400, scores),
+            ("aten::to", CAST, 400, {}),
+            ("aten::bmm", GEMM, 900, {}),
+        ):
+            builder.add("cpu_op", op, at, 6, **args, **{"External id": builder.correlation + 1})
+            builder.launch(at + 1, 3, at + 9, time_us * unit, name=kernel)
+            at += time_us * unit
+    d = analyze_file(builder.write(tmp_path / "t.json"), Options(window="full"))
+    found = finding(d, "attention-not-fused")
+    assert evidence(found)["unfused_score_bytes"] == 2 * 32 * length**2
+    assert measure(d, "unfused_score_bound_bytes") is None
+    assert measure(d, "unfused_attention_ns") == pytest.approx(12 * 4 * MS * unit, rel=1e-6)
 
 
 @pytest.mark.parametrize(

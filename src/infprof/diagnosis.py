@@ -19,6 +19,7 @@ from infprof.hardware.gpu_spec import GpuSpec
 from infprof.measures import calls
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
+from infprof.measures.attention import add_score_bytes
 from infprof.measures.copies import copy_rows
 from infprof.measures.coverage import coverage_problems
 from infprof.measures.device import DeviceAnalysis, MeasureLimits, analyze_device, recoverable_ns
@@ -336,6 +337,7 @@ class _Analysis:
         source = work_source(self.graph_operators)
         add_work(analysis.measures, work, match, limits, why_none, source)
         add_advice(analysis.measures, work, limits, why_none if work is None else f"peak unknown: {match.reason}")
+        add_score_bytes(analysis.measures, self.prepared, analysis.rows, self.counted, match)
         if self.counted is not None and not of_phase:
             lanes = [lane for lane in self.lanes if lane.device == analysis.device]
             for phase, (rows, steps) in phase_scopes(self.prepared, lanes, analysis.rows, analysis.time.scope).items():

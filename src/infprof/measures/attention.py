@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from infprof.measures import operations as op
@@ -9,6 +11,10 @@ from infprof.measures.kernels import graphs_hide_kernels
 from infprof.measures.operations import Prepared
 from infprof.results import Measures
 from infprof.trace import BoolArray, IntArray
+
+if TYPE_CHECKING:
+    from infprof.hardware import Match
+    from infprof.measures.work import CountedWork
 
 # What may lie between a product and the softmax: scaling, masks, casts, dropout.
 _BETWEEN = frozenset({"elementwise", "copy", "fill", "random"})
@@ -49,13 +55,49 @@ def add_attention(measures: Measures, prepared: Prepared, rows: BoolArray) -> No
     measures.add("unfused_scores_ns", scores, "ns", "D", source)
 
 
-class Chains:
-    """The kernels of unfused attention as rows of ``Prepared.operations``: ``products``, and ``scores`` between them."""
+def add_score_bytes(
+    measures: Measures, prepared: Prepared, rows: BoolArray, counted: CountedWork | None, match: Match
+) -> None:
+    """How large the matrix of scores is that a softmax of unfused attention reads and writes: the median over them.
 
-    def __init__(self, count: int, products: IntArray, scores: IntArray) -> None:
-        self.count = count
+    From the shapes of the softmax's operator (rank B); without them only a bound: what memory can move in the time of the
+    softmax, half of it read and half of it written (rank D).
+    """
+    size, bound = "unfused_score_bytes", "unfused_score_bound_bytes"
+    if not measures.value("unfused_attention_count"):
+        for name in (size, bound):
+            measures.add(name, None, "bytes", "D", "no unfused attention was seen")
+        return
+    ops = prepared.operations
+    mine = np.flatnonzero(rows & (ops.kind == op.KERNEL) & ~ops.is_comm)
+    softmax = unfused_chains(prepared, mine).softmax
+    known = np.empty(0)
+    if counted is not None and len(counted.bytes):
+        call = counted.call[softmax]
+        moved = counted.bytes[np.unique(call[call >= 0])]
+        known = moved[~np.isnan(moved)]
+    if len(known):
+        measures.add(size, round(float(np.median(known)) / 2), "bytes", "B", "the shape of the softmax")
+        measures.add(bound, None, "bytes", "D", "the size is known")
+        return
+    measures.add(size, None, "bytes", "B", "the shape of the softmax was not recorded")
+    if match.peaks is None:
+        measures.add(bound, None, "bytes", "D", f"peak unknown: {match.reason}")
+        return
+    longest = float(np.median((ops.end - ops.start)[softmax]))
+    source = f"the time of a softmax at the memory bandwidth of {match.peaks.sku}"
+    measures.add(bound, round(longest * match.peaks.dram_bytes_per_s / 2e9), "bytes", "D", source)
+
+
+class Chains:
+    """The kernels of unfused attention as rows of ``Prepared.operations``: ``products``, and ``scores`` between them, of
+    which ``softmax`` are one for each chain."""
+
+    def __init__(self, products: IntArray, scores: IntArray, softmax: IntArray) -> None:
+        self.count = len(softmax)
         self.products = products
         self.scores = scores
+        self.softmax = softmax
 
 
 def unfused_rows(prepared: Prepared, rows: BoolArray) -> BoolArray:
@@ -74,7 +116,7 @@ def unfused_chains(prepared: Prepared, kernels: IntArray) -> Chains:
     none = np.empty(0, dtype=np.int64)
     softmax, product, between = (_names(prepared, kinds) for kinds in (frozenset({"softmax"}), _PRODUCTS, _BETWEEN))
     if table is None or not len(kernels) or not softmax.any() or not product.any():
-        return Chains(0, none, none)
+        return Chains(none, none, none)
     # Operations are in order of their starts already; a stream belongs to one process.
     ordered = kernels[np.argsort(ops.stream[kernels], kind="stable")]
     name = table["name"][ops.row[ordered]]
@@ -85,7 +127,7 @@ def unfused_chains(prepared: Prepared, kernels: IntArray) -> Chains:
     near = (here - before <= _MOST_BETWEEN) & (after - here <= _MOST_BETWEEN)
     same = ops.stream[ordered[before]] == ops.stream[ordered[after]]
     found = near & same & product[name[before]] & product[name[after]]
-    before, after = before[found], after[found]
+    before, here, after = before[found], here[found], after[found]
     # Chains never share a softmax, and what lies between belongs to the chain around it.
     edge = np.zeros(len(ordered) + 1, dtype=np.int64)
     np.add.at(edge, before + 1, 1)
@@ -93,7 +135,7 @@ def unfused_chains(prepared: Prepared, kernels: IntArray) -> Chains:
     inside = np.cumsum(edge[:-1]) > 0
     ends = np.zeros(len(ordered), dtype=np.bool_)
     ends[before] = ends[after] = True
-    return Chains(len(before), ordered[ends], ordered[inside & ~ends])
+    return Chains(ordered[ends], ordered[inside & ~ends], ordered[here])
 
 
 def _names(prepared: Prepared, kinds: frozenset[str]) -> BoolArray:

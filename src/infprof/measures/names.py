@@ -149,6 +149,10 @@ MEASURES: dict[str, MeasureInfo] = {
     "unfused_attention_ns": MeasureInfo("ns", "summed time of those products, softmaxes and what lies between"),
     "unfused_attention_ratio": MeasureInfo("ratio", "unfused_attention_ns over kernel time without communication"),
     "unfused_scores_ns": MeasureInfo("ns", "what of it lies between the products: passes that a fused kernel has not"),
+    "unfused_score_bytes": MeasureInfo("bytes", "size of the matrix of scores that such a softmax reads and writes, median"),
+    "unfused_score_bound_bytes": MeasureInfo(
+        "bytes", "what that size is at most: half of what memory can move in the time of such a softmax, median"
+    ),
     # Attention per step (steps/attention.py): first and last are medians over the quarter of the decode steps with the
     # least and the most context, or the earliest and the latest where no range names the context
     "attention_phase_ratio": MeasureInfo(
