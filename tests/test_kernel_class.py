@@ -88,9 +88,20 @@ def test_precision_of_matrix_products(name: str, precision: str | None, tensor_c
     assert found.fp32_gemm is (precision == "fp32" and tensor_cores is False)
 
 
-def test_an_fp32_gemv_is_no_fp32_gemm() -> None:
-    gemv = classify(["void gemv2N_kernel<int, int, float, float, float, float, 128, 8, 4, 4, 1, false>(int)"])[0]
-    assert (gemv.kind, gemv.precision, gemv.fp32_gemm) == ("gemv", "fp32", False)
+@pytest.mark.parametrize(
+    ("name", "precision", "fp32_gemm"),
+    [
+        ("void gemv2N_kernel<int, int, float, float, float, float, 128, 8, 4, 4, 1, false>(int)", "fp32", True),
+        ("void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128, 16, 2, 2, false>(int)", "fp16", False),
+        # Weights of four bits, summed in FP32.
+        ("void gemv_kernel_cuda<float>(unsigned int*, float)", "fp32", False),
+    ],
+)
+def test_a_product_with_a_vector_is_one_in_fp32_where_the_weights_surely_are(
+    name: str, precision: str, fp32_gemm: bool
+) -> None:
+    gemv = classify([name])[0]
+    assert (gemv.kind, gemv.precision, gemv.fp32_gemm) == ("gemv", precision, fp32_gemm)
 
 
 def test_other_kernels_show_their_type_as_a_template_argument() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import step_workloads as w
-from case_builders import MS, infprof
+from case_builders import MS, diagnose, infprof, measure
 from infprof.diagnosis import Options, analyze_file
 from infprof.measures.operations import Prepared
 from infprof.readers import read
@@ -20,6 +20,7 @@ from infprof.reports.terminal import TerminalOptions
 from infprof.results import Diagnosis
 from infprof.simulator import parse_spec, simulate, write_nsys_sqlite
 from infprof.simulator.answer import answer
+from infprof.simulator.builder import TraceBuilder
 from infprof.steps.finding import find_steps
 from infprof.steps.names import phase_by_word, phase_of, tokens_of
 from infprof.steps.phases import PHASES, label
@@ -280,3 +281,42 @@ def test_json_of_the_command_line_has_phases(tmp_path: Path) -> None:
     assert {"prefill, GPU 0", "decode, GPU 0", "prefill, GPU 1", "decode, GPU 1"} <= names
     assert data["steps"]["count"] == 24
     assert np.isfinite([p["total_ns"] for p in data["phases"]]).all()
+
+
+# Shares of peak while a step runs: SM issue, tensor pipe, DRAM read.
+PREFILL_LEVELS, DECODE_LEVELS = (30, 90, 20), (40, 5, 88)
+
+
+def served(prefill_ms: int, decode_ms: int, steps: int = 6) -> TraceBuilder:
+    """A prefill and a decode step in turn, back to back, each limited by something else."""
+    b = TraceBuilder()
+    b.gpu()
+    at = 1000 * MS
+    for _ in range(steps):
+        for name, length, levels in (("prefill", prefill_ms, PREFILL_LEVELS), ("decode", decode_ms, DECODE_LEVELS)):
+            for part in range(10):
+                b.launch(at - 20 * MS + part * 20_000, 5_000, at + part * length * MS // 10, length * MS // 10, "gemm")
+            b.nvtx(at - 20 * MS - 1_000, at - 20 * MS + 210_000, name)
+            for tick in range(1, 10 * length + 1):
+                for metric, level in zip(("SM Issue", "Tensor Active", "DRAM Read Bandwidth"), levels, strict=True):
+                    b.gpu_metric(at + tick * MS // 10, 0, f"{metric} [Throughput %]", level)
+                b.gpu_metric(at + tick * MS // 10, 0, "DRAM Write Bandwidth [Throughput %]", 0)
+            at += length * MS
+    return b
+
+
+def test_the_verdict_says_where_phases_are_limited_by_something_else(tmp_path: Path) -> None:
+    d = diagnose(served(30, 30), tmp_path, window="full")
+    assert d.verdict.cls == "balanced"
+    assert "It differs by phase: prefill (50 %) is compute-bound, decode (50 %) is bandwidth-bound." in d.verdict.sentence
+    assert d.verdict.confidence == 0.5
+    # Neither pipe alone: the one in prefill, the other in decode.
+    assert measure(d, "sm_issue_ratio") == pytest.approx(0.35, abs=0.01)
+    assert measure(d, "tensor_active_ratio") == pytest.approx(0.475, abs=0.01)
+    assert measure(d, "sm_throughput_ratio") == pytest.approx(0.65, abs=0.01)
+
+
+def test_a_phase_that_takes_little_time_does_not_shake_the_verdict(tmp_path: Path) -> None:
+    d = diagnose(served(90, 10), tmp_path, window="full")
+    assert d.verdict.cls == "compute-bound" and "by phase" not in d.verdict.sentence
+    assert d.verdict.confidence > 0.5

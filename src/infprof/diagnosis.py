@@ -55,6 +55,7 @@ from infprof.results import Scope as MeasureScope
 from infprof.rules import RuleSet, Thresholds, evaluate, load
 from infprof.stack import ENGINE_KEY, engine_of, fit_remedies
 from infprof.steps.attention import add_attention_growth
+from infprof.steps.differing import tell_differing_phases
 from infprof.steps.finding import LaneSteps, find_steps
 from infprof.steps.summary import Device as SteppedDevice
 from infprof.steps.summary import Judge, Judged, StepReport, describe, why_no_steps
@@ -235,6 +236,9 @@ class _Analysis:
         focus = self._focus(analyses)
         if unusable is None and self.options.steps:
             self.step_report = self._phases_and_steps(model, limits, analyses, verdicts, focus, steady)
+            for analysis, verdict in zip(analyses, verdicts, strict=True):
+                number = self.trace.devices[analysis.device].id
+                tell_differing_phases(verdict, self.step_report.phases, number, analysis.time.window_ns)
         for analysis in analyses if unusable is None else []:
             lanes = [lane for lane in self.lanes if lane.device == analysis.device]
             add_attention_growth(analysis.measures, self.prepared, lanes, analysis.time.scope)

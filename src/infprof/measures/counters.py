@@ -28,6 +28,7 @@ _METRICS = {
     "nvlink_tx_ratio": (r"nvlink tx (requests|responses)( user| protocol) data", r"nvlink tx (bandwidth|throughput)"),
     "gr_active_ratio": (r"gr active", r"gpu active"),
 }
+_PIPES = ("sm_issue_ratio", "tensor_active_ratio")
 # Parts of one link's traffic add up; every other measure takes its one metric.
 _ADDED = ("nvlink_rx_ratio", "nvlink_tx_ratio")
 _WHOLE_WINDOW = ("pcie_rx_ratio", "pcie_tx_ratio", "nvlink_rx_ratio", "nvlink_tx_ratio", "gr_active_ratio")
@@ -134,6 +135,16 @@ class _Chosen:
         return out
 
 
+def _larger(
+    issue: list[tuple[IntArray, FloatArray]], tensor: list[tuple[IntArray, FloatArray]]
+) -> list[tuple[IntArray, FloatArray]]:
+    """The larger of two metrics sample by sample, where they were sampled together: one kernel is limited by the one pipe,
+    the next by the other, and the average of each alone would show neither."""
+    if len(issue) == len(tensor) == 1 and np.array_equal(issue[0][0], tensor[0][0]):
+        return [(issue[0][0], np.maximum(issue[0][1], tensor[0][1]))]
+    return [*issue, *tensor]
+
+
 def _shared(kept: dict[str, list[tuple[IntArray, FloatArray]]], busy: Intervals) -> bool:
     for name in ("sm_active_ratio", "gr_active_ratio", "sm_issue_ratio"):
         for times, values in kept.get(name, []):
@@ -181,9 +192,8 @@ def add_counters(
     def value(name: str) -> float | None:
         return measures.value(name)
 
-    issue, tensor = value("sm_issue_ratio"), value("tensor_active_ratio")
-    both = [v for v in (issue, tensor) if v is not None]
-    measures.add("sm_throughput_ratio", max(both) if both else None, "ratio", "A", source)
+    either = in_compute.means(_larger(*(counters.samples.get(name, []) for name in _PIPES)))
+    measures.add("sm_throughput_ratio", min(max(either), 1.0) if either else None, "ratio", "A", source)
     read, write = value("dram_read_ratio"), value("dram_write_ratio")
     # Reads and writes are each a share of the same peak: they add up.
     measures.add(

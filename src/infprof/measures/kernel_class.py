@@ -62,8 +62,11 @@ class KernelClass(NamedTuple):
 
     @property
     def fp32_gemm(self) -> bool:
-        """A matrix product in FP32 on the ordinary pipe. False when in doubt: TF32 kernels have similar names."""
-        return self.kind == "gemm" and self.precision == "fp32" and self.tensor_cores is False
+        """A matrix product in FP32 on the ordinary pipe, also with a vector. False when in doubt: TF32 kernels have similar
+        names, and of vector kernels only cuBLAS's name the type of the weights, which may be quantised in others."""
+        if self.precision != "fp32" or self.tensor_cores is not False:
+            return False
+        return self.kind == "gemm" or (self.kind == "gemv" and self.library == "cublas")
 
 
 class _Pattern(NamedTuple):

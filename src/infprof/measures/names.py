@@ -172,7 +172,7 @@ MEASURES: dict[str, MeasureInfo] = {
     "attention_share_further_ratio": MeasureInfo(
         "ratio", "attention's share at four times that context if the line goes on: an extrapolation"
     ),
-    "fp32_gemm_ns": MeasureInfo("ns", "compute time of GEMM kernels whose name says FP32 without tensor cores"),
+    "fp32_gemm_ns": MeasureInfo("ns", "compute time of matrix products, also with a vector, whose names say FP32 without tensor cores"),
     "fp32_gemm_ratio": MeasureInfo("ratio", "fp32_gemm_ns over compute_ns"),
     "few_sm_kernel_ns": MeasureInfo("ns", "compute time of kernels whose grid has fewer blocks than half of the SMs"),
     "few_sm_kernel_ratio": MeasureInfo("ratio", "few_sm_kernel_ns over compute_ns"),
@@ -263,7 +263,7 @@ MEASURES: dict[str, MeasureInfo] = {
     "sm_active_ratio": MeasureInfo("ratio", "SMs with at least one warp resident: never the compute limiter"),
     "sm_issue_ratio": MeasureInfo("ratio", "issue slots used"),
     "tensor_active_ratio": MeasureInfo("ratio", "tensor pipe active"),
-    "sm_throughput_ratio": MeasureInfo("ratio", "C: the larger of SM issue and tensor pipe"),
+    "sm_throughput_ratio": MeasureInfo("ratio", "C: the larger of SM issue and tensor pipe, sample by sample"),
     "dram_read_ratio": MeasureInfo("ratio", "DRAM read bandwidth of peak"),
     "dram_write_ratio": MeasureInfo("ratio", "DRAM write bandwidth of peak"),
     "dram_ratio": MeasureInfo("ratio", "M: DRAM read plus write, of peak"),
