@@ -308,7 +308,9 @@ def served(prefill_ms: int, decode_ms: int, steps: int = 6) -> TraceBuilder:
 def test_the_verdict_says_where_phases_are_limited_by_something_else(tmp_path: Path) -> None:
     d = diagnose(served(30, 30), tmp_path, window="full")
     assert d.verdict.cls == "balanced"
-    assert "It differs by phase: prefill (50 %) is compute-bound, decode (50 %) is bandwidth-bound." in d.verdict.sentence
+    assert (
+        "It differs by phase: prefill (50 %) is compute-bound, decode (50 %) is bandwidth-bound." in d.verdict.sentence
+    )
     assert d.verdict.confidence == 0.5
     # Neither pipe alone: the one in prefill, the other in decode.
     assert measure(d, "sm_issue_ratio") == pytest.approx(0.35, abs=0.01)

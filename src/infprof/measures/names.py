@@ -92,6 +92,18 @@ MEASURES: dict[str, MeasureInfo] = {
     "lock_peer_working_ratio": MeasureInfo(
         "ratio", "share of the waiting for locks in which one other thread of the process was known to work"
     ),
+    # Parts of the model on the host (steps/model_on_host.py)
+    "model_on_host_count": MeasureInfo(
+        "count",
+        "times that a step copies data to the host, the device idles while the host works, and as many bytes come back, "
+        "with kernels of the model before and after it",
+    ),
+    "model_on_host_step_ratio": MeasureInfo("ratio", "share of the steps with at least one of them"),
+    "model_on_host_bytes": MeasureInfo("bytes", "median size of such a copy"),
+    "model_on_host_idle_ns": MeasureInfo("ns", "idle between those copies while the host works"),
+    "model_on_host_idle_ratio": MeasureInfo("ratio", "model_on_host_idle_ns over D"),
+    "model_on_host_loop_ns": MeasureInfo("ns", "part of it that idle_host_loop_ns holds"),
+    "model_on_host_loss_ns": MeasureInfo("ns", "part of it that idle_sync_loss_ns holds"),
     # Kernels after the device has rested (measures/after_pauses.py)
     "rest_count": MeasureInfo("count", "pauses of a second and longer in which nothing ran on the device"),
     "after_rest_slowdown_ratio": MeasureInfo(
@@ -149,7 +161,9 @@ MEASURES: dict[str, MeasureInfo] = {
     "unfused_attention_ns": MeasureInfo("ns", "summed time of those products, softmaxes and what lies between"),
     "unfused_attention_ratio": MeasureInfo("ratio", "unfused_attention_ns over kernel time without communication"),
     "unfused_scores_ns": MeasureInfo("ns", "what of it lies between the products: passes that a fused kernel has not"),
-    "unfused_score_bytes": MeasureInfo("bytes", "size of the matrix of scores that such a softmax reads and writes, median"),
+    "unfused_score_bytes": MeasureInfo(
+        "bytes", "size of the matrix of scores that such a softmax reads and writes, median"
+    ),
     "unfused_score_bound_bytes": MeasureInfo(
         "bytes", "what that size is at most: half of what memory can move in the time of such a softmax, median"
     ),
@@ -172,7 +186,9 @@ MEASURES: dict[str, MeasureInfo] = {
     "attention_share_further_ratio": MeasureInfo(
         "ratio", "attention's share at four times that context if the line goes on: an extrapolation"
     ),
-    "fp32_gemm_ns": MeasureInfo("ns", "compute time of matrix products, also with a vector, whose names say FP32 without tensor cores"),
+    "fp32_gemm_ns": MeasureInfo(
+        "ns", "compute time of matrix products, also with a vector, whose names say FP32 without tensor cores"
+    ),
     "fp32_gemm_ratio": MeasureInfo("ratio", "fp32_gemm_ns over compute_ns"),
     "few_sm_kernel_ns": MeasureInfo("ns", "compute time of kernels whose grid has fewer blocks than half of the SMs"),
     "few_sm_kernel_ratio": MeasureInfo("ratio", "few_sm_kernel_ns over compute_ns"),
