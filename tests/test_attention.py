@@ -118,6 +118,19 @@ def test_the_gain_of_a_smaller_cache_is_not_claimed_where_its_traffic_was_not_co
     assert "vLLM's authors report" in gain.basis
 
 
+def test_a_remark_whose_gain_nobody_knows_stands_behind_what_can_be_won(tmp_path: Path) -> None:
+    """Attention takes 60 % of the time and the host a fifth: the host's part is what is known to be won."""
+    stream = Stream()
+    for i in range(40):
+        stream.step(f"decode {i}", *decode(560 * US, 200 * US))
+        stream.host += 700 * US
+    d = diagnose(stream.builder, tmp_path, window="full")
+    remark = finding(d, "long-context-attention")
+    assert remark.severity == "info" and remark.gain.high is None
+    assert d.findings[0].severity == "warning" and d.findings[0].gain.high is not None
+    assert (remark.cost.value or 0) > (d.findings[0].cost.value or 0)
+
+
 def test_few_steps_show_no_trend(tmp_path: Path) -> None:
     d = diagnose(growing_context(steps=8).builder, tmp_path, window="full")
     assert measure(d, "attention_step_growth_ratio") is None

@@ -8,6 +8,7 @@ from infprof.replay.setting import Setting
 from infprof.replay.whatif import WhatIf
 from infprof.results import Diagnosis, Finding
 from infprof.rules import RuleSet
+from infprof.rules.evaluating import claims_time
 
 
 def rank_findings(
@@ -31,7 +32,7 @@ def rank_findings(
     won: dict[Setting, float] = {}
     order: dict[int, float] = {}
     for finding in diagnosis.findings:
-        if finding.cost.value is None or finding.cost.unit != "ns":
+        if finding.cost.value is None or not claims_time(finding):
             continue
         setting = settings.get(finding.rule)
         if setting is not None and finding.gain.high is not None:

@@ -86,9 +86,16 @@ def place(finding: Finding, ruleset: RuleSet, scenario: str | None = None) -> tu
     nothing, the severest of it first. The scenario's weight counts among those of a kind; ids keep the order stable.
     """
     weight = ruleset.scenarios.weight(scenario, finding.area, finding.scenarios)
-    cost = finding.cost.value
-    grade = len(SEVERITIES) - _grade(finding) if cost is None else 0
-    return (cost is None, finding.cost.unit != "ns", grade, -weight * (1 if cost is None else cost), finding.rule)
+    cost, claims = finding.cost.value, claims_time(finding) or finding.cost.unit == "bytes"
+    grade = 0 if claims else len(SEVERITIES) - _grade(finding)
+    return (not claims, finding.cost.unit != "ns", grade, -weight * (1 if cost is None else cost), finding.rule)
+
+
+def claims_time(finding: Finding) -> bool:
+    """Whether a finding's time can be set against that of others: not a remark on where time goes, of which nobody knows
+    how much could be won."""
+    remark = finding.severity == "info" and finding.gain.high is None
+    return finding.cost.value is not None and finding.cost.unit == "ns" and not remark
 
 
 def _grade(finding: Finding) -> int:
