@@ -48,7 +48,6 @@ def with_overlapped_copies(recording: Recording) -> Recording:
         recording.origin_ns,
         recording.begin_ns,
         recording.without_launch,
-        recording.notes,
     )
 
 

@@ -15,7 +15,8 @@ from infprof.measures.operations import Prepared
 from infprof.replay.applying import apply
 from infprof.replay.engine import Replay, Replayed
 from infprof.replay.overlap import with_overlapped_copies
-from infprof.replay.recording import ALLOCATOR, LAUNCH, MODULE, Recording, record
+from infprof.replay.recorder import record
+from infprof.replay.recording import ALLOCATOR, LAUNCH, MODULE, Recording
 from infprof.replay.retime import excerpt, retimed
 from infprof.replay.setting import Setting
 from infprof.results import Verdict
