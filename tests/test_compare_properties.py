@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -15,8 +16,10 @@ from infprof.compare.comparing import compare
 from infprof.compare.kernels import matched_kernels
 from infprof.compare.limiter import same_limit
 from infprof.compare.model import HIGHER, LOWER, MOVED, SAME, UNKNOWN, Change, Comparison
+from infprof.compare.rank_test import rank_sum_p, two_modes
 from infprof.compare.reports import COMPARE_REPORTS, render
 from infprof.compare.runs import KernelUse, PhaseKey, PhaseRun, Run, of_diagnosis
+from infprof.compare.several import run_change
 from infprof.compare.spread import difference, measured, stored
 from infprof.diagnosis import analyze_file
 from infprof.resources import sample_traces_dir
@@ -149,7 +152,18 @@ def test_every_report_can_show_any_comparison(base: Run, head: Run) -> None:
         text = render(report.name, result)
         assert text.endswith("\n")
         if report.name == "text":
-            assert max(map(len, text.splitlines())) <= 80
+            assert [line for line in text.splitlines() if len(line) > 80] == []
+
+
+def test_absurd_factors_fit_the_line_too() -> None:
+    one, other = np.full(6, 1), np.array([1, 1, 1, 1, 10**9, 10**9, 10**9])
+    sides = []
+    for steps in (one, other):
+        run = of_diagnosis("run", replace(BASE, phases=[], steps=None, whatif=None))
+        run.phases = [PhaseRun(PhaseKey("decode", 0, 0), entry("decode", steps, [], "gpu-busy"), steps, {})]
+        sides.append(run)
+    text = render("text", compare(*sides))
+    assert "times" in text and max(map(len, text.splitlines())) <= 80
 
 
 @given(kernels, kernels)
@@ -252,3 +266,92 @@ def test_stored_quantiles_give_a_wider_or_similar_interval() -> None:
 def test_a_limiter_moves_only_where_both_are_known(base: Any, head: Any, status: str) -> None:
     assert same_limit(*base, *head) == status
     assert same_limit(*head, *base) == status
+
+
+# --- several runs ----------------------------------------------------------------------------------------------------------
+
+run_lengths = st.lists(st.integers(1, 60), min_size=1, max_size=6)
+
+
+@given(run_lengths, run_lengths)
+def test_the_rank_test_counts_every_way_to_choose_a_side(one: list[int], other: list[int]) -> None:
+    both = sorted([*one, *other])
+    ranks = [both.index(v) + 1 + len(both) - both[::-1].index(v) for v in [*one, *other]]
+    mean = len(one) * (len(both) + 1)
+    observed = abs(sum(ranks[: len(one)]) - mean)
+    ways = list(itertools.combinations(ranks, len(one)))
+    expected = sum(abs(sum(way) - mean) >= observed for way in ways) / len(ways)
+    assert math.isclose(rank_sum_p(one, other), expected, rel_tol=1e-9)
+    assert math.isclose(rank_sum_p(other, one), expected, rel_tol=1e-9)
+
+
+def test_the_rank_test_has_its_known_values() -> None:
+    assert rank_sum_p([1, 2, 3, 4], [5, 6, 7, 8]) == pytest.approx(2 / 70)
+    assert rank_sum_p([1, 2, 3], [4, 5, 6]) == pytest.approx(0.1)
+    assert rank_sum_p([1, 2, 3, 4, 5], [1, 2, 3, 4, 5]) == 1.0
+    assert 0 < rank_sum_p(list(range(60)), list(range(30, 90))) < 1e-10
+
+
+@pytest.mark.parametrize("distribution", ("normal", "two modes", "long tail"))
+@pytest.mark.parametrize(("before", "after"), ((4, 4), (5, 5), (8, 6)))
+def test_chance_between_runs_is_rarely_called_a_change(distribution: str, before: int, after: int) -> None:
+    """Of a test at 5 % at most one in twenty errs."""
+    rng = np.random.default_rng(3)
+
+    def some(count: int) -> list[float]:
+        noise = rng.normal(size=count)
+        if distribution == "two modes":
+            return list(np.where(rng.random(count) < 0.5, 30e6, 38e6) + 1e5 * noise)
+        return list(30e6 * np.exp((0.5 if distribution == "long tail" else 0.02) * noise))
+
+    found = [run_change(some(before), some(after), 0.0).direction for _ in range(1000)]
+    assert sum(direction in (LOWER, HIGHER) for direction in found) <= 65
+    assert UNKNOWN not in found
+
+
+@given(st.lists(st.floats(1e3, 1e9), min_size=1, max_size=8), st.lists(st.floats(1e3, 1e9), min_size=1, max_size=8))
+def test_runs_exchanged_are_mirrored(base: list[float], head: list[float]) -> None:
+    there, back = run_change(base, head, 0.01), run_change(head, base, 0.01)
+    assert there.direction == MIRRORED[back.direction]
+    if min(len(base), len(head)) < 4:
+        assert there.direction == UNKNOWN
+    modes, mirrored = two_modes(base, head), two_modes(head, base)
+    assert (modes is None) == (mirrored is None)
+    if modes is not None and mirrored is not None:
+        assert (modes.low, modes.high, modes.base, modes.head) == (
+            mirrored.low, mirrored.high, mirrored.head, mirrored.base,
+        )  # fmt: skip
+        assert sum(modes.base) == len(base) and sum(modes.head) == len(head) and modes.low < modes.high
+
+
+@pytest.mark.parametrize("distribution", ("normal", "uniform", "exponential", "lognormal", "standard_cauchy"))
+@pytest.mark.parametrize(("before", "after"), ((4, 4), (5, 5), (8, 6), (10, 10)))
+def test_noise_has_no_modes(distribution: str, before: int, after: int) -> None:
+    rng = np.random.default_rng(9)
+
+    def some(count: int) -> Any:
+        return 100 + getattr(rng, distribution)(size=count) * (10 if distribution != "standard_cauchy" else 1)
+
+    found = [two_modes(some(before), some(after)) for _ in range(2000)]
+    assert sum(modes is not None for modes in found) <= 10
+
+
+@given(st.integers(2, 5), st.integers(2, 5), st.integers(0, 5), st.integers(0, 5), st.integers(0, 2**32 - 1))
+def test_modes_far_apart_are_found(low: int, high: int, more_low: int, more_high: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def some(slow: int, fast: int) -> list[float]:
+        return [*(30.0 + 0.4 * rng.random(fast)), *(38.0 + 0.4 * rng.random(slow))]
+
+    base, head = some(high, low), some(more_high, more_low)
+    found = two_modes(base, head)
+    if len(base) + len(head) < 8:
+        assert found is None
+    else:
+        assert found is not None and (found.base, found.head) == ((low, high), (more_low, more_high))
+        assert 30 <= found.low <= 30.4 and 38 <= found.high <= 38.4
+
+
+def test_sides_that_differ_are_no_modes() -> None:
+    assert two_modes([30.1, 30.2, 30.3, 30.2, 30.1], [38.1, 38.2, 38.3, 38.2, 30.2]) is None
+    assert two_modes([30.1] * 5, [30.1] * 5) is None

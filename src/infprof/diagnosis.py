@@ -57,6 +57,7 @@ from infprof.stack import ENGINE_KEY, engine_of, fit_remedies
 from infprof.steps.attention import add_attention_growth
 from infprof.steps.differing import tell_differing_phases
 from infprof.steps.finding import LaneSteps, find_steps
+from infprof.steps.model_on_host import add_model_on_host
 from infprof.steps.summary import Device as SteppedDevice
 from infprof.steps.summary import Judge, Judged, StepReport, describe, why_no_steps
 from infprof.trace import Trace
@@ -242,6 +243,7 @@ class _Analysis:
         for analysis in analyses if unusable is None else []:
             lanes = [lane for lane in self.lanes if lane.device == analysis.device]
             add_attention_growth(analysis.measures, self.prepared, lanes, analysis.time.scope)
+            add_model_on_host(analysis.measures, self.prepared, lanes, analysis.time)
         self._note_problems(analyses, scope)
         if len(analyses) > 1 and len({(v.cls, v.cause) for v in verdicts}) > 1:
             verdicts[focus].sentence += self._other_devices(analyses, verdicts, focus)

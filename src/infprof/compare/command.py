@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infprof.errors import EXIT_FINDINGS, InfprofError, UsageError
+
+if TYPE_CHECKING:
+    from infprof.compare.model import Comparison
+    from infprof.compare.runs import Run
+    from infprof.compare.several import Sides
+    from infprof.diagnosis import Options
 
 
 def compare_command(
@@ -19,6 +25,13 @@ def compare_command(
         ),
     ],
     head: Annotated[Path, typer.Argument(metavar="HEAD", readable=False, help="The run after, of any of these kinds.")],
+    base_run: Annotated[
+        list[Path] | None,
+        typer.Option("--base-run", metavar="FILE", help="A further run of BASE; repeatable. 4 of each side can tell."),
+    ] = None,
+    head_run: Annotated[
+        list[Path] | None, typer.Option("--head-run", metavar="FILE", help="A further run of HEAD; repeatable.")
+    ] = None,
     fail_on: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,6 +69,13 @@ def compare_command(
         str | None,
         typer.Option("--step-range", metavar="NAME", help="A step is what runs for a range of this name, in both."),
     ] = None,
+    different_programs: Annotated[
+        bool,
+        typer.Option(
+            "--different-programs",
+            help="BASE and HEAD are meant to be different programs (engines, vendors): compare them all the same.",
+        ),
+    ] = False,
     rules: Annotated[
         list[Path] | None, typer.Option("--rules", metavar="DIR", help="A folder with further rules; repeatable.")
     ] = None,
@@ -65,13 +85,15 @@ def compare_command(
     Example: infprof compare before.sqlite after.sqlite
 
     Example: infprof compare main.json branch.sqlite --fail-on "step_p50_ns[phase=decode] > +5%" --junit out.xml
+
+    Example: infprof compare a1.json b1.json --base-run a2.json --base-run a3.json --base-run a4.json --head-run b2.json …
     """
-    from infprof.compare.comparing import compare
     from infprof.compare.gates import judge, parse_gate
     from infprof.compare.reports import render
-    from infprof.compare.runs import load_run
+    from infprof.compare.reports.document import gate_lines
+    from infprof.compare.several import compare_sides
     from infprof.diagnosis import Options
-    from infprof.progress import shown_reading
+    from infprof.reports import format as fmt
     from infprof.reports.files import write_atomic
 
     if json and markdown:
@@ -79,22 +101,61 @@ def compare_command(
     if not 0 <= tolerance < 100:
         raise UsageError(f"--tolerance {tolerance:g}: write per cent from 0 to 100.")
     gates = [parse_gate(text) for text in fail_on or ()]
-    files = _files({"junit": junit, "sarif": sarif}, output, (base, head), force)
+    inputs = _inputs("BASE", [base, *(base_run or ())]), _inputs("HEAD", [head, *(head_run or ())])
+    files = _files({"junit": junit, "sarif": sarif}, output, (*inputs[0], *inputs[1]), force)
     for folder in rules or ():
         if not folder.is_dir():
             raise UsageError(f"--rules {folder}: there is no such folder.")
     options = Options(window=window, step_range=step_range, rule_dirs=tuple(rules or ()))
-    with shown_reading():
-        before = load_run(base, options, with_whatif=True)
-    with shown_reading():
-        after = load_run(head, options)
-    result = compare(before, after, tolerance / 100)
-    result.gates = judge(gates, result, before, after)
+    sides = _load(inputs, options)
+    result = compare_sides(sides, tolerance / 100, different_programs)
+    if base.exists() and head.exists() and base.samefile(head):
+        result.notes.insert(0, "BASE and HEAD are the same file.")
+    result.gates = judge(gates, result, sides.base, sides.head)
     for name, target in files:
         write_atomic(target, render(name, result), force)
         print(f"infprof: wrote {target}", file=sys.stderr)
     sys.stdout.write(render("json" if json else "markdown" if markdown else "text", result))
     sys.stdout.flush()
+    if json:
+        # Who reads the output by machine sees in the log what was judged.
+        for line in gate_lines(result):
+            print(f"infprof: {fmt.clean(line)}", file=sys.stderr)
+    _end(result)
+
+
+def _inputs(side: str, paths: list[Path]) -> list[Path]:
+    """Raises UsageError for a run that is given twice: it would count as two."""
+    for i, path in enumerate(paths):
+        if path.resolve() in {other.resolve() for other in paths[:i]}:
+            raise UsageError(f"{path} is given twice for {side}: each run counts once.")
+    return paths
+
+
+def _load(inputs: tuple[list[Path], list[Path]], options: Options) -> Sides:
+    """All runs; the one of BASE whose what-if is asked is ready to be replayed."""
+    from infprof.compare.runs import load_run
+    from infprof.compare.several import sides_of
+    from infprof.progress import shown_reading
+
+    def load(path: Path, side: str, with_whatif: bool = False) -> Run:
+        with shown_reading():
+            return load_run(path, options, with_whatif, side)
+
+    alone = len(inputs[0]) == 1
+    base = [load(path, "BASE", with_whatif=alone) for path in inputs[0]]
+    sides = sides_of(base, [load(path, "HEAD") for path in inputs[1]])
+    if not alone:
+        # Which one it is shows only now, and what a replay needs of all of them might not fit into memory.
+        chosen = sides.chosen[0]
+        sides.base[chosen] = load(inputs[0][chosen], "BASE", with_whatif=True)
+    return sides
+
+
+def _end(result: Comparison) -> None:
+    """The exit code: raises what the command line ends with."""
+    if result.not_comparable is not None:
+        raise InfprofError(f"not comparable: {result.not_comparable.sentence}.")
     if any(gate.holds for gate in result.gates):
         raise typer.Exit(EXIT_FINDINGS)
     open_gates = [gate for gate in result.gates if gate.holds is None]

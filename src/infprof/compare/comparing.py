@@ -6,9 +6,20 @@ import math
 from typing import Any, NamedTuple
 
 from infprof.compare import spread
-from infprof.compare.figures import placed
+from infprof.compare.causes import causes_of, flag_changes
+from infprof.compare.comparability import (
+    COMMON,
+    different_programs,
+    graphs_traced_whole,
+    little_work,
+    share_in_common,
+    withhold,
+)
+from infprof.compare.families import replaced_families
+from infprof.compare.figures import measure_changes, measures_of_all
 from infprof.compare.foretold import foretold
 from infprof.compare.headline import headline
+from infprof.compare.headline import stepped as compared_phases
 from infprof.compare.kernels import kernel_changes
 from infprof.compare.limiter import compare_limiters, limit_words
 from infprof.compare.model import (
@@ -17,13 +28,13 @@ from infprof.compare.model import (
     SAME,
     Change,
     Comparison,
+    CopyChange,
     KernelChange,
-    MeasureChange,
     PhaseChange,
     RunSummary,
     SliceChange,
 )
-from infprof.compare.runs import PhaseKey, PhaseRun, Run
+from infprof.compare.runs import CopyUse, PhaseKey, PhaseRun, Run
 from infprof.compare.spread import TOLERANCE, plain_change
 from infprof.results import plain
 
@@ -36,8 +47,6 @@ SAME_MIX = 0.02
 # The kernel table of a diagnosis ends after so many rows.
 _TABLE_ROWS = 1000
 _UNNAMED = "steps"
-# In runs of one program at least this share of the calls is of kernels that both have.
-COMMON = 0.2
 
 
 class _Pair(NamedTuple):
@@ -45,11 +54,11 @@ class _Pair(NamedTuple):
     head: PhaseRun | None
 
 
-def compare(base: Run, head: Run, tolerance: float = TOLERANCE) -> Comparison:
+def compare(base: Run, head: Run, tolerance: float = TOLERANCE, other_program: bool = False) -> Comparison:
     """What is different in HEAD.
 
-    ``tolerance``: shares below it are what two runs of one program differ by. With the runs exchanged every difference has
-    the other sign.
+    ``tolerance``: shares below it are what two runs of one program differ by. ``other_program``: HEAD may be another program
+    (engine, vendor) than BASE. With the runs exchanged every difference has the other sign.
     """
     notes = _notes(base, head)
     pairs = _pairs(base, head, notes)
@@ -57,9 +66,12 @@ def compare(base: Run, head: Run, tolerance: float = TOLERANCE) -> Comparison:
     stepped = [(p.base, p.head) for p in pairs if p.base and p.head and p.base.steps and p.head.steps]
     both = base.steps is not None and head.steps is not None
     steps = _phase_change(_Pair(base.steps, head.steps), tolerance) if both else None
-    off = _kernels_off(base, head)
+    little = little_work(base, head)
+    off = _kernels_off(base, head) or (f"{little.sentence}." if little else None)
     kernels = [] if off else _kernels(base, head, stepped, tolerance, notes)
-    same_program = _same_program(kernels, notes)
+    shared = share_in_common(kernels)
+    different = None if other_program else different_programs(shared)
+    same_program = little is None and _same_program(shared, different is None, notes)
     limiter = compare_limiters(plain(base.diagnosis.verdict), plain(head.diagnosis.verdict))
     if steps is not None:
         steps.limiter = limiter
@@ -74,14 +86,20 @@ def compare(base: Run, head: Run, tolerance: float = TOLERANCE) -> Comparison:
         steps=steps,
         kernels=kernels,
         kernels_off=off,
-        measures=_measures(base, head),
-        foretold=foretold(base, head, stepped, same_program, same_work=not stepped and _same_work(base, head)),
+        measures=measure_changes(measures_of_all([base]), measures_of_all([head])),
+        foretold=foretold(base, head, stepped, same_program, same_work=not stepped and same_work(base, head)),
         tolerance_ratio=tolerance,
         notes=notes,
+        replaced=replaced_families(kernels),
+        flags=flag_changes(base, head),
     )
     if not stepped:
         _judge_windows(result, base, head)
+    result.causes = causes_of(result, base, head, compared_phases(result))
     result.headline = headline(result)
+    why = little or different
+    if why is not None:
+        withhold(result, why)
     return result
 
 
@@ -114,18 +132,14 @@ def _notes(base: Run, head: Run) -> list[str]:
     return notes
 
 
-def _same_program(kernels: list[KernelChange], notes: list[str]) -> bool:
-    """Whether the runs can be of one program: two may have nothing in common but that both run on a GPU; notes it."""
-    # By calls, not by time: another precision or library replaces the few kernels that take most of the time.
-    shared, every = (
-        sum((row.base_calls or 0.0) + (row.head_calls or 0.0) for row in kernels if row.matched or not only_shared)
-        for only_shared in (True, False)
-    )
-    if shared >= COMMON * every:
+def _same_program(shared: float | None, comparable: bool, notes: list[str]) -> bool:
+    """Whether the runs can be of one program, by the share of calls of kernels that both have; notes where not."""
+    if shared is None or shared >= COMMON:
         return True
-    notes.append(
-        f"Kernels of the same name are {100 * shared / every:.0f} % of all calls: these may be different programs."
-    )
+    if comparable:
+        notes.append(
+            f"Kernels of the same name are {100 * shared:.0f} % of all calls: these may be different programs."
+        )
     return False
 
 
@@ -168,7 +182,7 @@ def _renamed(base: list[PhaseKey], head: list[PhaseKey]) -> dict[PhaseKey, Phase
 
 def _kernels_off(base: Run, head: Run) -> str | None:
     """Why kernels cannot be compared; None where they can."""
-    whole = [any(p.code == "graphs-traced-whole" for p in run.diagnosis.problems) for run in (base, head)]
+    whole = [graphs_traced_whole(run) for run in (base, head)]
     if any(whole):
         side = "both runs" if all(whole) else "BASE" if whole[0] else "HEAD"
         return f"CUDA graphs were traced whole in {side}, which hides their kernels."
@@ -193,7 +207,7 @@ def _phase_change(pair: _Pair, tolerance: float) -> PhaseChange:
     count, total = (plain_change(entries[0].get(key), entries[1].get(key)) for key in ("count", "total_ns"))
     verdicts = [entry.get("verdict") for entry in entries]
     return PhaseChange(
-        name=shown.key.name + _place_words(shown.key),
+        name=phase_label(shown.key),
         kind=str(shown.entry.get("kind", "")),
         in_base=base is not None,
         in_head=head is not None,
@@ -209,11 +223,28 @@ def _phase_change(pair: _Pair, tolerance: float) -> PhaseChange:
         syncs_per_step=both("syncs_per_step"),
         slices=_slices(base, head),
         limiter=compare_limiters(verdicts[0], verdicts[1]) if any(verdicts) else None,
+        copies=_copies(base, head),
     )
 
 
-def _place_words(key: PhaseKey) -> str:
-    return (f", GPU {key.device}" if key.device else "") + (f", process {key.process}" if key.process else "")
+def _copies(base: PhaseRun | None, head: PhaseRun | None) -> list[CopyChange] | None:
+    """Copies per step by kind, of phases that both have; None where that is not known of both."""
+    if base is None or head is None or base.copies is None or head.copies is None:
+        return None
+    none = CopyUse(0.0, 0.0)
+    pairs = {
+        kind: (base.copies.get(kind, none), head.copies.get(kind, none)) for kind in {**base.copies, **head.copies}
+    }
+    return [
+        CopyChange(kind, was.calls, now.calls, was.moved_bytes, now.moved_bytes)
+        for kind, (was, now) in sorted(pairs.items())
+    ]
+
+
+def phase_label(key: PhaseKey) -> str:
+    """The name of a phase, with its GPU and process where they are not the first."""
+    place = (f", GPU {key.device}" if key.device else "") + (f", process {key.process}" if key.process else "")
+    return key.name + place
 
 
 def _quantile(base: PhaseRun | None, head: PhaseRun | None, name: str, tolerance: float) -> Change:
@@ -257,12 +288,10 @@ def _kernels(
         for b, h in whole:
             count = math.sqrt(float(b.entry["count"]) * float(h.entry["count"]))
             step = min(b.mean_ns or 0.0, h.mean_ns or 0.0)
-            rows += kernel_changes(
-                b.kernels or {}, h.kernels or {}, b.key.name + _place_words(b.key), step, tolerance, count
-            )
+            rows += kernel_changes(b.kernels or {}, h.kernels or {}, phase_label(b.key), step, tolerance, count)
         return sorted(rows, key=lambda row: (-row.weight_ns, row.name, row.phase or ""))
     per_step = bool(stepped)
-    same = _same_mix(base, head) if per_step else _same_work(base, head)
+    same = _same_mix(base, head) if per_step else same_work(base, head)
     if not same:
         what = "The phases' shares of the steps differ" if per_step else "The windows do not hold the same work"
         notes.append(f"{what}: of kernels only the time of a call is compared.")
@@ -292,7 +321,8 @@ def _same_mix(base: Run, head: Run) -> bool:
     return all(abs(shares[0].get(k, 0.0) - shares[1].get(k, 0.0)) <= SAME_MIX for k in {**shares[0], **shares[1]})
 
 
-def _same_work(base: Run, head: Run) -> bool:
+def same_work(base: Run, head: Run) -> bool:
+    """Whether two windows hold as many kernels, nearly."""
     counts = [sum(device.kernels.count for device in run.diagnosis.devices) for run in (base, head)]
     return min(counts) > 0 and abs(counts[0] - counts[1]) <= SAME_WORK * max(counts)
 
@@ -300,7 +330,7 @@ def _same_work(base: Run, head: Run) -> bool:
 def _judge_windows(result: Comparison, base: Run, head: Run) -> None:
     """Without steps the windows are compared where they hold the same work."""
     change = result.window_ns
-    if not _same_work(base, head):
+    if not same_work(base, head):
         change.reason = "without steps, and with another number of kernels, the windows need not hold the same work"
         return
     assert change.delta is not None and change.base is not None and change.head is not None
@@ -314,23 +344,6 @@ def _judge_windows(result: Comparison, base: Run, head: Run) -> None:
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------------
-
-
-def _measures(base: Run, head: Run) -> list[MeasureChange]:
-    """Every measure that both runs have, in BASE's order."""
-    before, after = placed(base), placed(head)
-    rows = []
-    for (name, place), measure in before.items():
-        other = after.get((name, place))
-        if other is None or (measure.value is None and other.value is None):
-            continue
-        change = plain_change(measure.value, other.value)
-        rows.append(
-            MeasureChange(
-                name, measure.unit, place.words, measure.value, other.value, change.delta, change.change_ratio
-            )
-        )
-    return rows
 
 
 def _summary(run: Run) -> RunSummary:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from infprof.compare.model import MeasureChange
 from infprof.compare.runs import Run
+from infprof.compare.spread import plain_change
 from infprof.results import Measure
 from infprof.steps.summary import WHOLE_WINDOW
 
@@ -40,6 +45,36 @@ def placed(run: Run) -> dict[tuple[str, Place], Measure]:
         if place is not None:
             found.setdefault((measure.name, place), measure)
     return found
+
+
+def measures_of_all(runs: Sequence[Run]) -> dict[tuple[str, Place], list[Measure]]:
+    """The measures that all of the runs have, by name and place, in the order of the first run."""
+    found = [placed(run) for run in runs]
+    return {key: [one[key] for one in found] for key in found[0] if all(key in one for one in found)}
+
+
+def median_of(measures: Sequence[Measure]) -> float | int | None:
+    """The median over runs; None where one of them does not know the value."""
+    values = [measure.value for measure in measures if measure.value is not None]
+    if len(values) < len(measures):
+        return None
+    return values[0] if len(values) == 1 else float(np.median(values))
+
+
+def measure_changes(
+    base: Mapping[tuple[str, Place], list[Measure]], head: Mapping[tuple[str, Place], list[Measure]]
+) -> list[MeasureChange]:
+    """Every measure that both sides have, in BASE's order; of several runs the medians."""
+    rows = []
+    for (name, place), measures in base.items():
+        if (name, place) not in head:
+            continue
+        was, now = median_of(measures), median_of(head[name, place])
+        if was is None and now is None:
+            continue
+        change = plain_change(was, now)
+        rows.append(MeasureChange(name, measures[0].unit, place.words, was, now, change.delta, change.change_ratio))
+    return rows
 
 
 def _place(measure: Measure, devices: list[int], processes: dict[tuple[str, str, int], list[str]]) -> Place | None:

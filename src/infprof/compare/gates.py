@@ -18,9 +18,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from infprof.compare.figures import Place, is_whole_window, phase_names, placed
-from infprof.compare.headline import arrow, signed_percent
+from infprof.compare.headline import ONE_RUN_EACH, arrow, signed_percent
 from infprof.compare.model import SAME, Comparison, GateResult
+from infprof.compare.rank_test import FEWEST_RUNS, LEVEL, p_words, rank_sum_p, too_few
 from infprof.compare.runs import Run
 from infprof.errors import UsageError
 from infprof.measures.names import MEASURES
@@ -92,13 +95,19 @@ def _place(text: str, place: str | None) -> tuple[str | None, int | None]:
     return phase, device
 
 
-def judge(gates: Sequence[Gate], result: Comparison, base: Run, head: Run) -> list[GateResult]:
-    """The outcome of each gate. Raises UsageError for a phase that neither run has."""
-    return [_judge(gate, result, base, head) for gate in gates]
+def judge(gates: Sequence[Gate], result: Comparison, base: Sequence[Run], head: Sequence[Run]) -> list[GateResult]:
+    """The outcome of each gate, by medians over the runs of each side; of runs that are not comparable none is judged.
+
+    Raises UsageError for a phase that neither run has.
+    """
+    judged = [_judge(gate, result, base, head) for gate in gates]
+    if result.not_comparable is not None:
+        return [GateResult(gate.text, None, f"not comparable: {result.not_comparable.sentence}") for gate in judged]
+    return judged
 
 
-def _judge(gate: Gate, result: Comparison, base: Run, head: Run) -> GateResult:
-    known = list(dict.fromkeys((*phase_names(base), *phase_names(head))))
+def _judge(gate: Gate, result: Comparison, base: Sequence[Run], head: Sequence[Run]) -> GateResult:
+    known = list(dict.fromkeys(name for run in (*base, *head) for name in phase_names(run)))
     if gate.phase is not None and gate.phase not in known:
         hint = unknown("phase", gate.phase, known)
         raise UsageError(
@@ -114,14 +123,27 @@ def _judge(gate: Gate, result: Comparison, base: Run, head: Run) -> GateResult:
             None,
             f"{' and '.join(missing) or 'no GPU of both'} {'have' if len(missing) > 1 else 'has'} no {gate.name}{where}",
         )
+    middle = [{place: float(np.median(values[place])) for place in places} for values in (before, after)]
     # The one that is furthest over the limit speaks.
     sign = 1 if gate.op.startswith(">") else -1
-    worst = max(places, key=lambda place: sign * _difference(gate, before[place], after[place]))
-    holds = _OPERATORS[gate.op](_difference(gate, before[worst], after[worst]), gate.limit)
-    return GateResult(gate.text, holds, _detail(gate, result, worst, before[worst], after[worst], len(places) > 1))
+    worst = max(places, key=lambda place: sign * _difference(gate, middle[0][place], middle[1][place]))
+    was, now = middle[0][worst], middle[1][worst]
+    holds = _OPERATORS[gate.op](_difference(gate, was, now), gate.limit)
+    detail = _detail(gate, worst, was, now, len(places) > 1)
+    if result.is_single:
+        detail += _chance(gate, result) + (f"; {ONE_RUN_EACH}" if holds else "")
+    else:
+        detail += _spread(before[worst], after[worst])
+    return GateResult(gate.text, holds, detail)
 
 
-def _values(gate: Gate, run: Run) -> dict[Place, float]:
+def _values(gate: Gate, runs: Sequence[Run]) -> dict[Place, list[float]]:
+    """Of each place the value of every run; places that a run lacks are left out."""
+    found = [_values_of(gate, run) for run in runs]
+    return {place: [one[place] for one in found] for place in found[0] if all(place in one for one in found)}
+
+
+def _values_of(gate: Gate, run: Run) -> dict[Place, float]:
     phase = gate.phase
     if phase is not None and not any(name == gate.name and place.phase == phase for name, place in placed(run)):
         # Of a phase that is the window no more is kept than of the window.
@@ -134,6 +156,14 @@ def _values(gate: Gate, run: Run) -> dict[Place, float]:
     return found
 
 
+def _spread(base: Sequence[float], head: Sequence[float]) -> str:
+    """Whether the runs of the sides differ at all."""
+    if min(len(base), len(head)) < FEWEST_RUNS:
+        return f"; {too_few(len(base), len(head))}"
+    p = rank_sum_p(base, head)
+    return f"; medians of {len(base)} + {len(head)} runs, {'' if p < LEVEL else 'within their spread, '}{p_words(p)}"
+
+
 def _difference(gate: Gate, before: float, after: float) -> float:
     if not gate.relative:
         return after - before
@@ -142,7 +172,7 @@ def _difference(gate: Gate, before: float, after: float) -> float:
     return 0.0 if after == before else math.copysign(math.inf, after)
 
 
-def _detail(gate: Gate, result: Comparison, place: Place, before: float, after: float, several: bool) -> str:
+def _detail(gate: Gate, place: Place, before: float, after: float, several: bool) -> str:
     from infprof.reports import format as fmt
 
     unit = MEASURES[gate.name].unit
@@ -153,7 +183,7 @@ def _detail(gate: Gate, result: Comparison, place: Place, before: float, after: 
     ratio = _difference(gate, before, after) if gate.relative else ((after - before) / abs(before) if before else None)
     change = "" if ratio is None or math.isinf(ratio) else f", {signed_percent(ratio)}"
     where = f" ({place.words})" if several else ""
-    return f"{values}{change}{where}{_chance(gate, result)}"
+    return f"{values}{change}{where}"
 
 
 def _chance(gate: Gate, result: Comparison) -> str:

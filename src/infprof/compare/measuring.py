@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infprof.compare.runs import KernelUse, Run
+from infprof.compare.runs import CopyUse, KernelUse, Run
 from infprof.compare.spread import FEWEST_STEPS
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
@@ -16,7 +16,7 @@ from infprof.measures.slices import DeviceTime
 from infprof.steps.figures import StepFigures, step_figures
 from infprof.steps.finding import LaneSteps, find_steps
 from infprof.steps.phases import PHASES, label
-from infprof.trace import BoolArray, IntArray
+from infprof.trace import COPY_KIND_NAMES, BoolArray, IntArray
 
 # Blocks of steps from which the spread of a kernel's time is taken.
 MOST_BLOCKS = 20
@@ -52,6 +52,7 @@ def add_steps(run: Run, prepared: Prepared, times: Sequence[DeviceTime], step_ra
         rows = phase.whole(phase.mine)
         entry.lengths = phase.figures.duration[rows]
         entry.kernels = _kernels(prepared, phase.figures.steps, rows)
+        entry.copies = _copies(prepared, phase.figures.steps, rows)
     _add_all_steps(run, prepared, found)
 
 
@@ -104,6 +105,25 @@ def _kernels(prepared: Prepared, steps: LaneSteps, rows: IntArray) -> dict[str, 
     found = _uses(ops, mine[kernels], step[kernels], which, len(rows))
     used.update(zip((prepared.trace.strings[name] for name in names.tolist()), found, strict=True))
     return used
+
+
+def _copies(prepared: Prepared, steps: LaneSteps, rows: IntArray) -> dict[str, CopyUse] | None:
+    """Kind → number and bytes of copies per step over these whole steps; None where copies were not collected."""
+    ops, table = prepared.operations, prepared.trace.copies
+    if table is None or not len(rows):
+        return None if table is None else {}
+    mine = steps.lane.rows[_places(steps.first[rows], steps.last[rows])]
+    copied = ops.row[mine[ops.kind[mine] == op.COPY]]
+    kind, size = table["kind"][copied], table["bytes"][copied]
+    found = {}
+    for number, name in enumerate(COPY_KIND_NAMES):
+        of_kind = kind == number
+        if of_kind.any():
+            known = bool((size[of_kind] >= 0).all())
+            found[name] = CopyUse(
+                int(of_kind.sum()) / len(rows), int(size[of_kind].sum()) / len(rows) if known else None
+            )
+    return found
 
 
 def _uses(ops: op.Operations, rows: IntArray, step: IntArray, which: IntArray, steps: int) -> list[KernelUse]:

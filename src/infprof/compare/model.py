@@ -11,7 +11,7 @@ from typing import Any
 
 from infprof.results import plain
 
-COMPARE_SCHEMA_VERSION = "1.0"
+COMPARE_SCHEMA_VERSION = "1.1"
 
 LOWER, HIGHER, SAME, UNKNOWN = "lower", "higher", "same", "unknown"
 MOVED = "moved"
@@ -22,7 +22,8 @@ class Change:
     """A figure of both runs. ``low`` to ``high`` is the confidence interval of ``delta``, None where there is none.
 
     ``direction``: lower, higher, same (within the spread, or too small to matter) or unknown, and then ``reason`` says why.
-    ``change_ratio`` is the delta over BASE.
+    ``change_ratio`` is the delta over BASE. Of several runs, base and head are medians over the runs, and ``p_value`` is that
+    of the rank test between them.
     """
 
     base: float | None
@@ -33,6 +34,7 @@ class Change:
     high: float | None = None
     direction: str = UNKNOWN
     reason: str | None = None
+    p_value: float | None = None
 
 
 @dataclass
@@ -61,6 +63,17 @@ class SliceChange:
 
 
 @dataclass
+class CopyChange:
+    """Copies of one kind (h2d, d2h, d2d, p2p, uvm) per step: how many, and their bytes (None = not known)."""
+
+    kind: str
+    base_count: float
+    head_count: float
+    base_bytes: float | None
+    head_bytes: float | None
+
+
+@dataclass
 class PhaseChange:
     """A phase in both runs, or in one: then the figures of the other are None.
 
@@ -84,6 +97,8 @@ class PhaseChange:
     syncs_per_step: Change
     slices: list[SliceChange]
     limiter: Limiter | None
+    # None where a side is a stored diagnosis, which does not know the copies of a step.
+    copies: list[CopyChange] | None = None
 
 
 @dataclass
@@ -108,6 +123,48 @@ class KernelChange:
     head_call_ns: float | None
     # The change of all steps together, by which kernels are ranked.
     weight_ns: float = 0.0
+
+
+@dataclass
+class FamilyTime:
+    """Kernels of one family (a library, or a format such as marlin or awq), ns per step."""
+
+    family: str
+    ns: float
+
+
+@dataclass
+class Replaced:
+    """Kernels of a class that came and others that went, per step of ``phase``: the ones may do the work of the others."""
+
+    kernel_class: str
+    phase: str | None
+    base: list[FamilyTime]
+    head: list[FamilyTime]
+    base_ns: float
+    head_ns: float
+    delta_ns: float
+
+
+@dataclass
+class FlagChange:
+    """An option of the command line that differs, as each run has it; None = that run has it not (or was not recorded,
+    and then ``known`` is False)."""
+
+    option: str
+    base: str | None
+    head: str | None
+    known: bool = True
+
+
+@dataclass
+class Cause:
+    """What probably made the difference: ``code`` (flag, model-on-host), its name, what points to it, what to change."""
+
+    code: str
+    title: str
+    sentence: str
+    remedies: list[str]
 
 
 @dataclass
@@ -181,12 +238,53 @@ class RunSummary:
 
 
 @dataclass
+class RunPhase:
+    name: str
+    p50_ns: float | None
+    p95_ns: float | None
+    p99_ns: float | None
+    mean_ns: float | None
+
+
+@dataclass
+class RunFigures:
+    """One run of a side. ``chosen``: the median run, whose slices and kernels are compared."""
+
+    side: str
+    name: str
+    chosen: bool
+    window_ns: int
+    verdict: str
+    phases: list[RunPhase]
+
+
+@dataclass
+class Modes:
+    """Two modes into which the runs fall, by the median step of a phase: their medians, and how many runs of each side
+    are in the lower and in the upper one."""
+
+    phase: str
+    low_ns: float
+    high_ns: float
+    base: list[int]
+    head: list[int]
+
+
+@dataclass
 class GateResult:
     """A ``--fail-on`` condition. ``holds`` None = could not be judged, and ``detail`` says why."""
 
     text: str
     holds: bool | None
     detail: str
+
+
+@dataclass
+class NotComparable:
+    """Why the runs cannot be held against each other. ``code``: little-work or different-programs."""
+
+    code: str
+    sentence: str
 
 
 @dataclass
@@ -208,7 +306,18 @@ class Comparison:
     tolerance_ratio: float
     notes: list[str] = field(default_factory=list)
     gates: list[GateResult] = field(default_factory=list)
+    not_comparable: NotComparable | None = None
+    replaced: list[Replaced] = field(default_factory=list)
+    flags: list[FlagChange] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
+    runs: list[RunFigures] = field(default_factory=list)
+    modes: list[Modes] = field(default_factory=list)
     schema_version: str = COMPARE_SCHEMA_VERSION
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one run on each side."""
+        return len(self.runs) <= 2
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, keys in a stable order, the version first."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _PROCESS = re.compile(r", process \S+$")
 _DEVICE = re.compile(r", GPU \S+$")
+# Codes of traces that show no work of a GPU.
+_NO_WORK = ("no-gpu-work", "gpu-not-recorded")
 
 
 class KernelUse(NamedTuple):
@@ -39,6 +41,13 @@ class KernelUse(NamedTuple):
     share: float | None = None
 
 
+class CopyUse(NamedTuple):
+    """Copies of a kind per step; ``moved_bytes`` None where their size is not known."""
+
+    calls: float
+    moved_bytes: float | None
+
+
 class PhaseKey(NamedTuple):
     """What makes phases of two runs the same: the name, and the places of its GPU and process among those of the run."""
 
@@ -50,12 +59,13 @@ class PhaseKey(NamedTuple):
 @dataclass
 class PhaseRun:
     """A phase of a run, or all its steps. ``entry`` is that of the diagnosis; ``lengths`` (ns, in order) of whole steps and
-    ``kernels`` (name → use per step) are None where only a diagnosis is left."""
+    ``kernels`` (name → use per step) and ``copies`` (kind → use) are None where only a diagnosis is left."""
 
     key: PhaseKey
     entry: dict[str, Any]
     lengths: IntArray | None = None
     kernels: dict[str, KernelUse] | None = None
+    copies: dict[str, CopyUse] | None = None
 
     @property
     def steps(self) -> dict[str, Any] | None:
@@ -107,10 +117,10 @@ def _whole(steps: dict[str, Any]) -> int:
     return int(steps.get("complete_count") or 0)
 
 
-def load_run(path: Path, options: Options, with_whatif: bool = False) -> Run:
+def load_run(path: Path, options: Options, with_whatif: bool = False, side: str = "") -> Run:
     """The run in a profile, a bundle or a stored diagnosis.
 
-    ``with_whatif``: be ready to replay it. Raises InfprofError for what cannot be read or holds nothing to compare,
+    ``with_whatif``: be ready to replay it. ``side``: BASE or HEAD, for messages. Raises InfprofError for what cannot be read or holds nothing to compare,
     UsageError where the input is several runs or ranks, or the options do not fit.
     """
     from infprof.ranks.inputs import expand
@@ -125,7 +135,7 @@ def load_run(path: Path, options: Options, with_whatif: bool = False) -> Run:
         run = of_diagnosis(path.name, read_stored_diagnosis(path))
     else:
         run = _of_profile(path, options, with_whatif)
-    _check(path, run.diagnosis)
+    _check(path, run.diagnosis, side)
     return run
 
 
@@ -141,15 +151,17 @@ def _check_options(path: Path, options: Options) -> None:
             raise UsageError(f"{name} needs the profile itself: {path} is a diagnosis that is finished.")
 
 
-def _check(path: Path, diagnosis: Diagnosis) -> None:
+def _check(path: Path, diagnosis: Diagnosis, side: str) -> None:
     if diagnosis.ranks:
         raise UsageError(
             f"{path} is the diagnosis of {len(diagnosis.ranks)} ranks: compare takes one run on each side, of one rank each."
         )
-    if not diagnosis.devices:
-        raise InfprofError(f"{path} cannot be compared: {diagnosis.verdict.sentence}")
-    if diagnosis.verdict.cls == "unusable":
-        raise InfprofError(f"{path} cannot be compared, it is unusable: {diagnosis.verdict.sentence}")
+    verdict = diagnosis.verdict
+    named = f"{side}, {path}," if side else str(path)
+    if not diagnosis.devices or verdict.code in _NO_WORK:
+        raise InfprofError(f"{named} has no GPU work: not comparable. {verdict.sentence} Record it again.")
+    if verdict.cls == "unusable":
+        raise InfprofError(f"{named} cannot be compared, it is unusable: {verdict.sentence}")
 
 
 def of_diagnosis(name: str, diagnosis: Diagnosis) -> Run:

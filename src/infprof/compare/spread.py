@@ -86,22 +86,24 @@ def difference(base: Quantile, head: Quantile, tolerance: float = TOLERANCE) -> 
         return change
     if base.low is None or base.high is None or head.low is None or head.high is None:
         change.reason = base.reason or head.reason
-        if _is_small(change.delta, base.value, head.value, tolerance):
+        if is_small(change.delta, base.value, head.value, tolerance):
             change.direction, change.reason = SAME, f"less than {100 * tolerance:.3g} %"
         return change
     change.low = change.delta - math.hypot(head.value - head.low, base.high - base.value)
     change.high = change.delta + math.hypot(head.high - head.value, base.value - base.low)
     if change.low <= 0 <= change.high:
         change.direction, change.reason = SAME, _WITHIN
-    elif _is_small(change.delta, base.value, head.value, tolerance):
+    elif is_small(change.delta, base.value, head.value, tolerance):
         change.direction, change.reason = SAME, f"less than {100 * tolerance:.3g} %"
     else:
         change.direction = LOWER if change.delta < 0 else HIGHER
     return change
 
 
-def _is_small(delta: float, base: float, head: float, tolerance: float) -> bool:
-    return delta == 0 or abs(delta) < tolerance * min(base, head)
+def is_small(delta: float, base: float, head: float, tolerance: float) -> bool:
+    """Whether a difference is below the tolerance, which is a share of the smaller value."""
+    # Clocks tell no less than a nanosecond.
+    return abs(delta) < max(1.0, tolerance * min(base, head))
 
 
 def plain_change(base: float | None, head: float | None) -> Change:

@@ -55,9 +55,8 @@ def read_bundle(folder: Path) -> Trace:
     trace.problems += problems
     trace.provenance.inputs = [folder.name]
     trace.provenance.capture |= _recorder(bundle)
-    flags = speed_flags(bundle.manifest.command)
-    if flags:
-        trace.provenance.capture["flags"] = flags
+    if bundle.manifest.command:
+        trace.provenance.capture["flags"] = speed_flags(bundle.manifest.command)
     if telemetry is not None:
         _note_clock_step(bundle, trace)
         trace.telemetry = _on_clock_of(trace, telemetry)

@@ -1062,9 +1062,8 @@ class _Builder:
         if any(n.endswith("SKIP_SOME_API_CALLS") and v.lower() in ("true", "1") for n, v in metadata):
             capture["some_api_calls_skipped"] = True
         arguments = [(int(m[1]), int(m[2]), v) for n, v in metadata if (m := _ARGUMENT.fullmatch(n))]
-        flags = speed_flags([value for _, _, value in sorted(arguments)])
-        if flags:
-            capture["flags"] = flags
+        if arguments:
+            capture["flags"] = speed_flags([value for _, _, value in sorted(arguments)])
         events = sorted({v for n, v in metadata if n == "CAPTURE_EVENT_TYPE"})
         if events:
             capture["event_types"] = events

@@ -96,11 +96,14 @@ class RuleSet:
     def stating(self, cls: str, cause: str | None = None, fired: Collection[str] = ()) -> model.Rule | None:
         """The rule that explains the verdict ``cls`` with this cause, else one that explains the class as such.
 
-        Of several, one among ``fired`` (ids): the rules that made a finding.
+        Of several, one among ``fired`` (ids): the rules that made a finding. Where none of them did, one of the class that
+        did knows more of this trace.
         """
         of_class = [rule for rule in self.rules if rule.cls == cls]
         exact = [rule for rule in of_class if rule.cause == cause]
         exact.sort(key=lambda rule: rule.id not in fired)
+        if exact and exact[0].id not in fired:
+            exact = [rule for rule in of_class if rule.id in fired and rule.cause is not None] + exact
         general = [rule for rule in of_class if rule.cause is None]
         return next(iter(exact + general), None)
 

@@ -73,7 +73,7 @@ def add_model_on_host(measures: Measures, prepared: Prepared, lanes: list[LaneSt
     """Trips of the lane of most steps, ``lanes`` being those of the device of ``time`` (rank C, the place by names)."""
     lane = max(lanes, key=lambda one: (int(one.is_step.sum()), one.lane.kernels.sum()), default=None)
     if lane is None or prepared.trace.copies is None:
-        why = "copies were not collected" if prepared.trace.copies is None else "no kernel ran"
+        why = "copies were not collected" if prepared.trace.copies is None else "no kernel ran, or steps are not looked for"
         for name, unit in _UNITS.items():
             measures.add(name, None, unit, source=why)
         return
@@ -100,6 +100,8 @@ def add_model_on_host(measures: Measures, prepared: Prepared, lanes: list[LaneSt
 
 
 def _trips(prepared: Prepared, steps: LaneSteps, time: DeviceTime) -> _Trips:
+    if not _may_return(prepared):
+        return _Trips(*(np.empty(0, dtype=np.int64),) * len(_Trips._fields))
     lane = _lane(prepared, steps)
     there = np.flatnonzero(
         (lane.copy[:-1] == t.D2H)
@@ -118,6 +120,15 @@ def _trips(prepared: Prepared, steps: LaneSteps, time: DeviceTime) -> _Trips:
     return _Trips(idle[mid], work, sync, lane.size[there[mid]], lane.stretch[there[mid]])
 
 
+def _may_return(prepared: Prepared) -> bool:
+    """Whether any size goes to the host and comes back at all, told from the copies alone."""
+    copies = prepared.trace.copies
+    assert copies is not None
+    large = copies["bytes"] > TINY_BYTES
+    there, back = (copies["bytes"][large & (copies["kind"] == kind)] for kind in (t.D2H, t.H2D))
+    return bool(np.isin(np.unique(there), np.unique(back)).any())
+
+
 def _lane(prepared: Prepared, steps: LaneSteps) -> _Lane:
     """Kernels, graphs and copies between host and device; what moves within the device changes nothing here."""
     ops, trace = prepared.operations, prepared.trace
@@ -131,20 +142,25 @@ def _lane(prepared: Prepared, steps: LaneSteps) -> _Lane:
     rows, stretch = rows[order], stretch[order]
     kind = ops.kind[rows]
     copied = kind == op.COPY
-    copy = np.where(copied, trace.copies["kind"][np.where(copied, ops.row[rows], 0)], -1)
+    copy = _where(copied, trace.copies["kind"], ops.row[rows], -1)
     kept = (kind == op.KERNEL) | (kind == op.GRAPH) | np.isin(copy, (t.H2D, t.D2H))
     rows, stretch, kind, copy, copied = rows[kept], stretch[kept], kind[kept], copy[kept], copied[kept]
-    size = np.where(copied, trace.copies["bytes"][np.where(copied, ops.row[rows], 0)], -1)
-    classes = np.zeros(len(trace.strings) + 1, dtype=np.int8)
+    size = _where(copied, trace.copies["bytes"], ops.row[rows], -1)
+    classes = np.zeros(len(trace.strings) + 1, dtype=np.int64)
     for index, named in prepared.kernel_classes.items():
         classes[index] = 1 if named.kind in _MODEL else 2 if named.kind in _EDGE else 0
+    told = np.zeros(len(rows), dtype=np.int64)
     if trace.kernels is not None:
-        ran = kind == op.KERNEL
-        told = np.where(ran, classes[trace.kernels["name"][np.where(ran, ops.row[rows], 0)]], 0)
-    else:
-        told = np.zeros(len(rows), dtype=np.int8)
+        told = _where(kind == op.KERNEL, classes[trace.kernels["name"]], ops.row[rows], 0)
     model = (told == 1) | (kind == op.GRAPH)
     return _Lane(rows, stretch, model, told == 2, copy, size, ops.stream[rows], ops.start[rows], ops.end[rows])
+
+
+def _where(mine: BoolArray, column: IntArray, rows: IntArray, otherwise: int) -> IntArray:
+    """The column's value in each row that is ``mine``, another number elsewhere."""
+    out = np.full(len(rows), otherwise, dtype=np.int64)
+    out[mine] = column[rows[mine]]
+    return out
 
 
 def _spent(time: DeviceTime, causes: tuple[str, ...], low: IntArray, high: IntArray) -> IntArray:

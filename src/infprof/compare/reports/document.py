@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from infprof.compare.headline import signed_percent, stepped
+from infprof.compare.headline import ONE_RUN_EACH, arrow, family_words, signed, signed_percent, stepped
 from infprof.compare.model import (
     HIGHER,
     LOWER,
+    SAME,
+    UNKNOWN,
     Change,
     Comparison,
     KernelChange,
     MeasureChange,
     PhaseChange,
-    RunSummary,
+    Replaced,
 )
+from infprof.compare.rank_test import p_words
+from infprof.compare.reports.run_sections import causes_section, runs_section
+from infprof.compare.reports.sections import Section, Table
 from infprof.reports import format as fmt
 from infprof.reports import labels
 
@@ -48,41 +51,26 @@ _WORDS = {
 }
 
 
-@dataclass
-class Table:
-    """The first ``names`` columns are text, the others figures; column ``gives`` gives way where a line is too long."""
-
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    names: int = 1
-    gives: int = 0
-
-
-@dataclass
-class Section:
-    title: str
-    lines: list[str] = field(default_factory=list)
-    table: Table | None = None
+_COPIES = {
+    "h2d": "to the GPU",
+    "d2h": "to the host",
+    "d2d": "in the GPU",
+    "p2p": "to a GPU",
+    "uvm": "of managed memory",
+}
 
 
 def sections(result: Comparison) -> list[Section]:
     """All sections that have something to say."""
-    found = [_runs(result), *(_phase(phase, result) for phase in stepped(result)), *_other_phases(result)]
+    names = [phase.name for phase in stepped(result)]
+    found = [
+        runs_section(result, names),
+        causes_section(result),
+        *(_phase(phase, result) for phase in stepped(result)),
+        *_other_phases(result),
+    ]
     found += [_kernels(result), _foretold(result), _measures(result), _gates(result), _notes(result)]
     return [section for section in found if section.lines or (section.table and section.table.rows)]
-
-
-def _runs(result: Comparison) -> Section:
-    def line(side: str, run: RunSummary) -> str:
-        steps = "no steps" if run.steps is None else f"{fmt.count(run.steps)} step{'s' * (run.steps != 1)}"
-        gpus = f" on {fmt.clean(', '.join(dict.fromkeys(run.gpus)))}" if run.gpus else ""
-        stored = ", stored diagnosis" if run.stored else ""
-        return (
-            f"{side}: {fmt.clean(run.name)} ({fmt.clean(run.tool)}{stored}{gpus}): {steps} in "
-            f"{fmt.duration(run.window_ns)}, limited by {run.verdict}"
-        )
-
-    return Section("Runs", [line("BASE", result.base), line("HEAD", result.head)])
 
 
 def _phase(phase: PhaseChange, result: Comparison) -> Section:
@@ -96,8 +84,9 @@ def _phase(phase: PhaseChange, result: Comparison) -> Section:
     ):
         if change.delta and abs(change.delta) >= _SMALL * max(abs(change.base or 0), abs(change.head or 0)):
             rows.append((name, _count(change.base), _count(change.head), _ratio(change), ""))
+    rows += _copy_rows(phase)
     rows += _slice_rows(phase)
-    table = Table(("", "BASE", "HEAD", "change", "99 % interval"), rows)
+    table = Table(("", "BASE", "HEAD", "change", "99 % interval" if result.is_single else "rank test"), rows)
     lines = []
     if phase.limiter is not None and len(stepped(result)) > 1:
         lines.append(phase.limiter.sentence[0].upper() + phase.limiter.sentence[1:] + ".")
@@ -109,6 +98,10 @@ def _lengths(phase: PhaseChange) -> list[tuple[str, Change]]:
 
 
 def _length(name: str, change: Change) -> tuple[str, ...]:
+    if change.p_value is not None:
+        few = "too few runs" if change.direction == UNKNOWN else p_words(change.p_value)
+        same = " (same)" if change.direction == SAME else ""
+        return name, fmt.duration(change.base), fmt.duration(change.head), _ratio(change), few + same
     interval = "too few steps" if (change.reason or "").startswith("too few whole steps") else ""
     if change.low is not None and change.high is not None and change.base:
         interval = f"{signed_percent(change.low / change.base)} to {signed_percent(change.high / change.base)}"
@@ -125,6 +118,20 @@ def _slice_rows(phase: PhaseChange) -> list[tuple[str, ...]]:
             label = labels.slice_style(item.kind, item.cause).label
             was, now = fmt.duration(item.base_ns), fmt.duration(item.head_ns)
             rows.append((label, was, now, signed(item.delta_ns), ""))
+    return rows
+
+
+def _copy_rows(phase: PhaseChange) -> list[tuple[str, ...]]:
+    """Number and bytes of copies per step, where they differ."""
+    rows: list[tuple[str, ...]] = []
+    for item in phase.copies or ():
+        where = _COPIES.get(item.kind, item.kind)
+        pairs = ((f"copies {where} per step", item.base_count, item.head_count, _count),
+                 (f"bytes {where} per step", item.base_bytes, item.head_bytes, fmt.size))  # fmt: skip
+        for name, was, now, words in pairs:
+            if was is not None and now is not None and abs(now - was) > _SMALL * max(was, now):
+                change = "new" if not was else "gone" if not now else signed_percent(now / was - 1)
+                rows.append((name, words(was), words(now), change, ""))
     return rows
 
 
@@ -149,8 +156,9 @@ def _kernels(result: Comparison) -> Section:
     changed = [row for row in result.kernels if row.what != "same"]
     rows = [_kernel(row, several) for row in changed[:_KERNELS]]
     per = "step" if stepped(result) else "window"
-    lines = [] if result.kernels_off is None else [f"Not compared: {result.kernels_off}"]
-    lines += _replaced(changed)
+    said = result.kernels_off is None or result.not_comparable is not None
+    lines = [] if said else [f"Not compared: {result.kernels_off}"]
+    lines += [_replaced(row, several) for row in result.replaced]
     if len(changed) > len(rows):
         lines.append(f"{len(changed) - len(rows)} more differ; --json lists them.")
     return Section(
@@ -160,19 +168,13 @@ def _kernels(result: Comparison) -> Section:
     )
 
 
-def _replaced(changed: list[KernelChange]) -> list[str]:
-    """A line for each class of which kernels both came and went: the ones may do the work of the others."""
-    lines = []
-    for kind in dict.fromkeys((row.kernel_class, row.phase) for row in changed if row.what == "went"):
-        mine = [row for row in changed if (row.kernel_class, row.phase) == kind]
-        came = [row.head_ns or 0.0 for row in mine if row.what == "came"]
-        went = [row.base_ns or 0.0 for row in mine if row.what == "went"]
-        if came:
-            lines.append(
-                f"{kind[0]}: what went took {fmt.duration(sum(went))}, what came takes {fmt.duration(sum(came))} "
-                f"({signed(sum(came) - sum(went))})"
-            )
-    return lines
+def _replaced(row: Replaced, several: bool) -> str:
+    """``gemm: marlin → awq, 5.10 → 31.0 ms (+25.9 ms)``."""
+    where = f" in {fmt.clean(row.phase or '')}" if several else ""
+    return (
+        f"{row.kernel_class}{where}: {fmt.clean(family_words(row))}, {arrow(row.base_ns, row.head_ns)} "
+        f"({signed(row.delta_ns)})"
+    )
 
 
 def _kernel(row: KernelChange, several: bool) -> tuple[str, ...]:
@@ -185,7 +187,8 @@ def _kernel(row: KernelChange, several: bool) -> tuple[str, ...]:
 
 
 def _foretold(result: Comparison) -> Section:
-    return Section("Did the what-if of BASE foretell it?", [result.foretold.sentence])
+    lines = [result.foretold.sentence] if result.not_comparable is None else []
+    return Section("Did the what-if of BASE foretell it?", lines)
 
 
 def _measures(result: Comparison) -> Section:
@@ -212,22 +215,24 @@ def _size(row: MeasureChange) -> float:
     return abs(row.delta or 0.0) if row.unit == "ratio" else min(abs(row.change_ratio or 0.0), 1.0)
 
 
-def _gates(result: Comparison) -> Section:
+def gate_lines(result: Comparison) -> list[str]:
+    """A line for each condition: whether it holds, and why."""
     words = {True: "FAILS", False: "passes", None: "NOT JUDGED"}
-    return Section("Gates", [f"{words[gate.holds]}: {gate.text} ({gate.detail})" for gate in result.gates])
+    return [f"{words[gate.holds]}: {gate.text} ({gate.detail})" for gate in result.gates]
+
+
+def _gates(result: Comparison) -> Section:
+    return Section("Gates", gate_lines(result))
 
 
 def _notes(result: Comparison) -> Section:
-    return Section("Notes", [fmt.clean(note) for note in result.notes])
+    alone = [f"{ONE_RUN_EACH[0].upper()}{ONE_RUN_EACH[1:]} (--base-run, --head-run)."]
+    alone = alone if result.is_single and result.not_comparable is None else []
+    return Section("Notes", [fmt.clean(note) for note in [*result.notes, *alone]])
 
 
 def _ratio(change: Change) -> str:
     return "" if change.change_ratio is None else signed_percent(change.change_ratio)
-
-
-def signed(ns: float) -> str:
-    """A difference in time with its sign."""
-    return "0" if round(ns) == 0 else f"{'+' if ns > 0 else '−'}{fmt.duration(abs(ns))}"
 
 
 def _count(value: float | None) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from infprof.compare.model import Comparison
-from infprof.compare.reports.document import Table, sections
+from infprof.compare.reports.document import sections
+from infprof.compare.reports.sections import Table
 from infprof.reports import format as fmt
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")

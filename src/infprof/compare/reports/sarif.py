@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from infprof import __version__
-from infprof.compare.headline import arrow, signed_percent, stepped
+from infprof.compare.headline import ONE_RUN_EACH, arrow, signed_percent, stepped
 from infprof.compare.model import HIGHER, MOVED, Comparison
 from infprof.reports import format as fmt
 
@@ -21,6 +21,7 @@ _KERNELS = 10
 _RULES = {
     "gate": ("error", "A --fail-on condition holds."),
     "gate-not-judged": ("error", "A --fail-on condition could not be judged."),
+    "not-comparable": ("error", "The runs cannot be compared."),
     "steps-slower": ("warning", "The steps of a phase take longer than in BASE, beyond their spread."),
     "kernel-slower": ("note", "A kernel takes longer in each call than in BASE."),
     "limiter-moved": ("note", "Something else than in BASE limits the run."),
@@ -59,6 +60,8 @@ def render(comparison: Comparison) -> str:
 
 def _results(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """(rule, message) in the order of weight."""
+    if comparison.not_comparable is not None:
+        yield "not-comparable", comparison.not_comparable.sentence
     for gate in comparison.gates:
         if gate.holds is not False:
             yield "gate" if gate.holds else "gate-not-judged", f"{gate.text}: {gate.detail}"
@@ -66,10 +69,13 @@ def _results(comparison: Comparison) -> Iterator[tuple[str, str]]:
         slower = [(n, c) for n, c in (("p50", phase.p50_ns), ("p95", phase.p95_ns)) if c.direction == HIGHER]
         for name, change in slower[:1]:
             more = "" if change.change_ratio is None else f", {signed_percent(change.change_ratio)}"
-            yield "steps-slower", f"{phase.name}: {name} {arrow(change.base, change.head)}{more}"
+            remark = f"; {ONE_RUN_EACH}" if comparison.is_single else ""
+            yield "steps-slower", f"{phase.name}: {name} {arrow(change.base, change.head)}{more}{remark}"
     if comparison.limiter.status == MOVED:
         yield "limiter-moved", comparison.limiter.sentence
-    for row in [row for row in comparison.kernels if row.what == "slower"][:_KERNELS]:
+    # Kernels of one run each may only show how runs differ.
+    told = comparison.is_single or any(phase.p50_ns.direction == HIGHER for phase in stepped(comparison))
+    for row in [row for row in comparison.kernels if row.what == "slower" and told][:_KERNELS]:
         where = f" in {row.phase}" if row.phase else ""
         yield (
             "kernel-slower",
