@@ -59,7 +59,7 @@ from infprof.steps.differing import tell_differing_phases
 from infprof.steps.finding import LaneSteps, find_steps
 from infprof.steps.summary import Device as SteppedDevice
 from infprof.steps.summary import Judge, Judged, StepReport, describe, why_no_steps
-from infprof.trace import Trace
+from infprof.trace import IntArray, Trace
 from infprof.verdict import (
     LOW,
     TraceFacts,
@@ -216,7 +216,10 @@ class _Analysis:
         # A device of which no operation had usable times says nothing.
         used = distinct_values(self.prepared.operations.device).tolist()
         devices = sorted(used, key=lambda d: self.trace.devices[d].id)
-        analyses = [analyze_device(self.prepared, model, d, scope.intervals, limits) for d in devices]
+        analyses = [
+            analyze_device(self.prepared, model, d, scope.intervals, limits, step_starts=self._step_starts(d))
+            for d in devices
+        ]
         self.times = [analysis.time for analysis in analyses]
         for analysis in analyses:
             self._add_telemetry(analysis)
@@ -386,6 +389,14 @@ class _Analysis:
         """The steps of each process on each device. Raises UsageError where --step-range names no range."""
         return find_steps(self.prepared, self.options.step_range) if self.options.steps else []
 
+    def _step_starts(self, device: int) -> IntArray:
+        """When the steps of a device begin, those of all its processes in order."""
+        return np.sort(
+            np.concatenate(
+                [np.empty(0, np.int64), *(lane.start[lane.is_step] for lane in self.lanes if lane.device == device)]
+            )
+        )
+
     def _phases_and_steps(
         self,
         model: IdleModel,
@@ -412,7 +423,9 @@ class _Analysis:
         t = self.thresholds
 
         def judge(spent: DeviceTime) -> Judged | None:
-            analysis = analyze_device(self.prepared, model, spent.device, spent.scope, limits, spent)
+            analysis = analyze_device(
+                self.prepared, model, spent.device, spent.scope, limits, spent, self._step_starts(spent.device)
+            )
             ops = self.prepared.operations
             too_few = int(analysis.rows.sum()) < t.too_short_ops
             if spent.window_ns < t.too_short_span_ns or (

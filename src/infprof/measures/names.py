@@ -78,7 +78,9 @@ MEASURES: dict[str, MeasureInfo] = {
     ),
     "idle_before_sampling_ratio": MeasureInfo("ratio", "idle_before_sampling_ns over D"),
     "host_pause_count": MeasureInfo(
-        "count", "idle gaps with 50 ms of host work or more, ten times the usual part: two or more, and few of all"
+        "count",
+        "idle gaps with 50 ms of host work or more, ten times the usual part: two or more, few of all, and with at least "
+        "three steps from one to the next",
     ),
     "host_pause_ns": MeasureInfo("ns", "host work in those gaps"),
     "host_pause_loop_ns": MeasureInfo("ns", "part of it that idle_host_loop_ns holds"),
