@@ -272,7 +272,8 @@ def test_serial_copies_at_link_speed_need_overlap_and_not_pinning() -> None:
         compute_ns=compute,
         h2d_bytes_per_s=25.5e9,
         link_peak_bytes_per_s=31.5e9,
-        host_copy_exposed_p50_bytes=1_200_000_000,
+        host_copy_overlap_gain_ns=979_000_000,
+            host_copy_exposed_p50_bytes=1_200_000_000,
     )
     assert finding.rule == "exposed-copies" and finding.severity == "critical"
     assert finding.gain.high == pytest.approx(0.394, abs=0.001)

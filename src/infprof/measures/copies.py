@@ -173,6 +173,7 @@ def add_copies(measures: Measures, copies: DeviceCopies, demand_ns: int, small_c
     measures.add("exposed_pageable_copy_ratio", _ratio(exposed_pageable, demand_ns) if known else None, "ratio")
     measures.add("exposed_other_copy_ns", exposed_host - exposed_pageable, "ns")
     measures.add("exposed_other_copy_ratio", _ratio(exposed_host - exposed_pageable, demand_ns), "ratio")
+    _add_overlap(measures, copies)
     measures.add("host_copy_p50_bytes", int(median(copies.bytes[sized])) if sized.any() else None, "bytes")
     exposed_each = np.where(sized, copies.exposed_each(), 0)
     measures.add("host_copy_exposed_p50_bytes", _weighted_median(copies.bytes, exposed_each), "bytes")
@@ -203,6 +204,22 @@ def _add_blocked(measures: Measures, copies: DeviceCopies) -> None:
     rows = np.unique(launch[copies.prepared.blocked_copies[launch]])
     measures.add("blocked_async_copy_count", len(rows), "count")
     measures.add("blocked_async_copy_ns", int((table["end"] - table["start"])[rows].sum()), "ns")
+
+
+def _add_overlap(measures: Measures, copies: DeviceCopies) -> None:
+    """How long host copies run, and what they could hide more of each other and under kernels.
+
+    A link carries both directions at once, so of kernels, copies up and copies down the longest is what must remain.
+    """
+    time = copies.time
+    kernels = iv.merge(time.compute, time.exposed_comm).total()
+    both = [
+        iv.intersect(iv.union(copies.start[mine], copies.end[mine]), time.scope)
+        for mine in (copies.kind == t.H2D, copies.kind == t.D2H)
+    ]
+    remains = max(kernels, *(each.total() for each in both))
+    measures.add("host_copy_ns", iv.merge(*both).total(), "ns")
+    measures.add("host_copy_overlap_gain_ns", max(kernels + copies.exposed_host.total() - remains, 0), "ns")
 
 
 def _ratio(part: int, whole: int) -> float | None:

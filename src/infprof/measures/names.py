@@ -215,6 +215,12 @@ MEASURES: dict[str, MeasureInfo] = {
     "exposed_pageable_copy_ratio": MeasureInfo("ratio", "exposed_pageable_copy_ns over D"),
     "exposed_other_copy_ns": MeasureInfo("ns", "exposed time of host copies that are not known to be pageable"),
     "exposed_other_copy_ratio": MeasureInfo("ratio", "exposed_other_copy_ns over D"),
+    "host_copy_ns": MeasureInfo("ns", "time in which a host-to-device or device-to-host copy runs"),
+    "host_copy_overlap_gain_ns": MeasureInfo(
+        "ns",
+        "time in which a kernel or a host copy runs, less the longest of kernels, copies up and copies down: what overlap of "
+        "all of them could win",
+    ),
     "host_copy_p50_bytes": MeasureInfo("bytes", "median size of a host copy"),
     "host_copy_exposed_p50_bytes": MeasureInfo(
         "bytes", "median size of an exposed host copy, weighted by exposed time"

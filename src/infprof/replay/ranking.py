@@ -41,7 +41,9 @@ def rank_findings(
             _bound(finding, setting, won[setting])
         share = finding.cost.value / window
         weight = rules.scenarios.weight(scenario, finding.area, finding.scenarios)
-        order[id(finding)] = weight * (share if finding.gain.high is None else min(finding.gain.high, share))
+        # What a replay without the cost wins counts, even where the one remedy that the gain speaks of wins less.
+        bound = finding.gain.high if setting not in won else won[setting]
+        order[id(finding)] = weight * (share if bound is None else min(bound, share))
     timed = sorted((f for f in diagnosis.findings if id(f) in order), key=lambda f: -order[id(f)])
     diagnosis.findings[:] = timed + [f for f in diagnosis.findings if id(f) not in order]
 
