@@ -26,6 +26,7 @@ from infprof.measures.device import DeviceAnalysis, MeasureLimits, analyze_devic
 from infprof.measures.fitness import captured_launches, doubts, launches_without_records
 from infprof.measures.host import HostLimits
 from infprof.measures.host_calls import api_table
+from infprof.measures.host_parts import add_peer_pauses
 from infprof.measures.idle import IdleLimits, IdleModel
 from infprof.measures.kernels import graphs_hide_kernels, kernel_table, unknown_kernels_problem
 from infprof.measures.operations import Prepared
@@ -224,11 +225,8 @@ class _Analysis:
         for analysis in analyses:
             self._add_telemetry(analysis)
             self._add_work(analysis)
-        if len(analyses) > 1:
-            from infprof.measures.host_parts import add_peer_pauses
-
-            ids = [self.trace.devices[a.device].id for a in analyses]
-            self.problems += add_peer_pauses([a.measures for a in analyses], ids)
+        ids = [self.trace.devices[a.device].id for a in analyses]
+        self.problems += add_peer_pauses([a.measures for a in analyses], ids)
         self._note_capture()
         unusable = self._unusable(steady, scope, analyses)
         verdicts = [unusable or device_verdict(a, self.thresholds) for a in analyses]
@@ -343,7 +341,8 @@ class _Analysis:
         add_capture(analysis.measures, self.prepared, analysis.rows, self.graph_operators)
         source = work_source(self.graph_operators)
         add_work(analysis.measures, work, match, limits, why_none, source)
-        add_advice(analysis.measures, work, limits, why_none if work is None else f"peak unknown: {match.reason}")
+        why_no_peak = f"peak unknown: {match.reason}" if match.reason else "no kernel time in the window"
+        add_advice(analysis.measures, work, limits, why_none if work is None else why_no_peak)
         add_score_bytes(analysis.measures, self.prepared, analysis.rows, self.counted, match)
         if self.counted is not None and not of_phase:
             lanes = [lane for lane in self.lanes if lane.device == analysis.device]
@@ -637,12 +636,11 @@ class _Analysis:
         return out
 
     def _with_source(self, row: NotEvaluated, measures: Measures) -> NotEvaluated:
-        """The same with what the one measure that is missing says of itself, where it says something."""
-        name, _, rest = row.needs.partition(" (from ")
-        measure = measures.get(name) if rest else None
-        if measure is None or measure.source == "timeline":
-            return row
-        return NotEvaluated(row.rule, f"{name} ({measure.source})")
+        """The same with what the measures that are missing say of themselves, where they say something."""
+        names, _, rest = row.needs.partition(" (from ")
+        absent = [measures.get(name) for name in names.split(", ")] if rest else []
+        reasons = dict.fromkeys(m.source for m in absent if m is not None and m.source != "timeline")
+        return NotEvaluated(row.rule, f"{names} ({'; '.join(reasons)})") if reasons else row
 
     def _is_short(self, verdicts: list[Verdict]) -> bool:
         """Whether so little was recorded that a class is a guess and findings would promise too much; says so."""

@@ -15,6 +15,7 @@ from infprof.trace import BoolArray, IntArray
 
 SIZE_CLASSES = (("< 64 KiB", 0, 1 << 16), ("64 KiB – 1 MiB", 1 << 16, 1 << 20), ("1 – 16 MiB", 1 << 20, 1 << 24))
 LARGEST = ("≥ 16 MiB", 1 << 24, 1 << 62)
+MEMORY_NOT_RECORDED = "the memory kind of copies was not recorded"
 # What .item() and its like read back.
 TINY_BYTES = 64
 # A pair of copies of equal size is a round trip only if it moves data, not a flag.
@@ -166,11 +167,13 @@ def add_copies(measures: Measures, copies: DeviceCopies, demand_ns: int, small_c
     else:
         exposed_pageable = 0
         for name, unit in (("pageable_bytes", "bytes"), ("pageable_count", "count"), ("pageable_ratio", "ratio")):
-            measures.add(name, None, unit, source="the memory kind of copies was not recorded")
+            measures.add(name, None, unit, source=MEMORY_NOT_RECORDED)
     exposed_host = copies.exposed_host.total()
     known = copies.memory_known()
-    measures.add("exposed_pageable_copy_ns", exposed_pageable if known else None, "ns")
-    measures.add("exposed_pageable_copy_ratio", _ratio(exposed_pageable, demand_ns) if known else None, "ratio")
+    source = "timeline" if known else MEMORY_NOT_RECORDED
+    measures.add("exposed_pageable_copy_ns", exposed_pageable if known else None, "ns", source=source)
+    share = _ratio(exposed_pageable, demand_ns) if known else None
+    measures.add("exposed_pageable_copy_ratio", share, "ratio", source=source)
     measures.add("exposed_other_copy_ns", exposed_host - exposed_pageable, "ns")
     measures.add("exposed_other_copy_ratio", _ratio(exposed_host - exposed_pageable, demand_ns), "ratio")
     _add_overlap(measures, copies)

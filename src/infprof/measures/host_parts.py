@@ -148,7 +148,8 @@ def add_peer_pauses(all_measures: Sequence[Measures], devices: Sequence[int]) ->
         worst = max(others, key=lambda n: paused[n]) if others else None
         for name, unit in (("count", "count"), ("ns", "ns"), ("period_ns", "ns"), ("gc_ns", "ns")):
             value = all_measures[worst].value(f"host_pause_{name}") if worst is not None else None
-            source = f"GPU {devices[worst]}" if worst is not None else "no other GPU's host paused"
+            none = "no other GPU's host paused" if len(paused) > 1 else "the trace is of one GPU"
+            source = none if worst is None else f"GPU {devices[worst]}"
             measures.add(f"peer_pause_{name}", value, unit, source=source)
     worst = int(np.argmax(paused)) if paused else 0
     if len(paused) < 2 or paused.count(0) != len(paused) - 1:

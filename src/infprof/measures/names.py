@@ -147,7 +147,7 @@ MEASURES: dict[str, MeasureInfo] = {
     "kernel_total_ns": MeasureInfo("ns", "summed kernel durations (concurrent kernels count each)"),
     "kernel_mean_ns": MeasureInfo("ns", "mean kernel duration"),
     "kernel_p50_ns": MeasureInfo("ns", "median kernel duration"),
-    "kernel_concurrency": MeasureInfo("ratio", "kernel_total_ns over the union of kernel intervals"),
+    "kernel_concurrency": MeasureInfo("count", "kernel_total_ns over the union of kernel intervals"),
     "small_kernel_count": MeasureInfo("count", "kernels under 5 µs"),
     "small_kernel_ratio": MeasureInfo("ratio", "share of kernels under 5 µs, by count"),
     "small_kernel_time_ratio": MeasureInfo("ratio", "share of summed kernel time in kernels under 5 µs"),
