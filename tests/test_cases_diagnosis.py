@@ -522,6 +522,48 @@ def test_copies_in_series_with_compute_are_a_question_of_order(tmp_path: Path, t
     assert not {"pageable-copies", "small-copies", "needless-copies"} & set(rules(d))
 
 
+def test_copies_that_run_beside_the_kernels_already_win_nothing_by_overlap(tmp_path: Path) -> None:
+    """The copy of the next layer runs on its own stream while this layer computes, and takes four times as long."""
+    b = TraceBuilder()
+    b.gpu("NVIDIA A100-SXM4-80GB", sm_count=108, memory_bytes=85_198_045_184, compute=(8, 0))
+    copied = S
+    for layer in range(100):
+        call = S - 10 * MS + layer * 60 * US
+        b.copy(call, 5 * US, copied, 2 * MS, bytes=50_000_000, stream=13)
+        copied += 2 * MS
+        b.launch(call + 6 * US, US, copied, 500 * US, GEMM)
+        for k in range(40):
+            b.launch(call + (8 + k) * US, US, copied + (500 + k * 3) * US, 3 * US, "elementwise_kernel")
+    d = diagnose(b, tmp_path)
+    assert (d.verdict.cls, d.verdict.cause) == ("pcie-limited", "volume")
+    assert "beside the kernels" in d.verdict.sentence and "in series" not in d.verdict.sentence
+    found = d.findings[0]
+    assert found.rule == "exposed-copies" and found.severity == "critical"
+    # 200 ms of copies in 200.62 ms
+    assert found.gain.high == pytest.approx(0.62 / 200.62, abs=0.001)
+    # which must not put what is hardly worth a word before it
+    assert "many-small-kernels" in rules(d)
+
+
+def test_copies_up_and_down_overlap_with_each_other(tmp_path: Path) -> None:
+    """5 ms up, 1 ms of kernels, 4 ms down, in series: the copies up remain."""
+    b = TraceBuilder()
+    b.gpu("NVIDIA A100-SXM4-80GB", sm_count=108, memory_bytes=85_198_045_184, compute=(8, 0))
+    at = S
+    for batch in range(20):
+        call = S - 10 * MS + batch * 60 * US
+        b.copy(call, 5 * US, at, 5 * MS, bytes=125_000_000)
+        b.launch(call + 10 * US, 5 * US, at + 5 * MS, MS, GEMM)
+        b.copy(call + 20 * US, 5 * US, at + 6 * MS, 4 * MS, kind="d2h", bytes=100_000_000)
+        at += 10 * MS
+    d = diagnose(b, tmp_path)
+    assert d.findings[0].rule == "exposed-copies"
+    assert d.findings[0].gain.high == pytest.approx(0.5, abs=0.01)
+    # and no less than what the replay wins
+    assert d.whatif is not None
+    assert d.findings[0].gain.high >= d.whatif["chain"][0]["gain_ratio"] - 0.01
+
+
 # --- D-23: one wait per prefill step --------------------------------------------------------------------------------
 
 

@@ -282,6 +282,30 @@ def test_the_paused_host_itself_has_host_work_and_not_slow_steps(tmp_path: Path)
     assert d.verdict.cls == "gpu-busy"
 
 
+def test_a_long_pause_at_every_step_is_the_loop_and_no_exception(tmp_path: Path) -> None:
+    """As with a data loader that works in the launching thread: the host works 120 ms between any two batches."""
+    b = TraceBuilder()
+    b.gpu()
+    at = S
+    for _ in range(8):
+        b.copy(at, 20 * US, at + 5 * US, 15 * US, bytes=150_000)
+        for k in range(60):
+            # The host is a little late for each kernel, too.
+            begin = at + 90 * US + k * 90 * US
+            b.launch(begin, 5 * US, begin + 10 * US, 60 * US, "embedding_kernel" if not k else GEMM)
+        done = at + 61 * 90 * US
+        b.copy(done, 30 * US, done + 10 * US, 10 * US, kind="d2h", bytes=40_000)
+        at = done + 120 * MS
+    d = diagnose(b, tmp_path)
+    assert (d.verdict.cls, d.verdict.cause) == ("scheduling-bubble", "host-work")
+    assert d.steps is not None and d.steps["count"] >= 7
+    assert "host-pauses" not in rules(d)
+    found = finding(d, "host-work-between-steps")
+    assert found is d.findings[0]
+    assert found.cost.value >= 7 * 119 * MS
+    assert "num_workers" in remedy_text(found) and "gc.freeze" not in remedy_text(found)
+
+
 def test_even_steps_have_no_pauses(tmp_path: Path) -> None:
     d = diagnose(collecting_worker(3, pauses=()), tmp_path)
     assert not {"host-pauses", "peer-pauses"} & set(rules(d))

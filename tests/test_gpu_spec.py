@@ -82,6 +82,7 @@ def test_a_name_limits_it_to_that_device() -> None:
         ("pcie_gen=4.5", "pcie_gen is a whole number, not 4.5."),
         ("bf16_tflops=1,bf16_tflops=2", "bf16_tflops is given twice."),
         ("bf16_tflops=1,", "write KEY=VALUE pairs with commas between, not ``."),
+        ("like=H100", "the table has no H100. Did you mean H100-SXM-80GB or H100-PCIe or H100-NVL?"),
         ("like=H100-SMX-80GB", "the table has no H100-SMX-80GB. Did you mean H100-SXM-80GB?"),
         ("name=NVIDIA L4", "a name alone gives no peak."),
         ("gpu.yml", "neither KEY=VALUE pairs nor a file that can be read"),

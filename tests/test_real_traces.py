@@ -117,3 +117,25 @@ def test_nothing_private_in_the_json(file: str) -> None:
 
     text = json.dumps(diagnose(file, "full").to_dict())
     assert not re.search(r"/home/|/root/|LD_LIBRARY_PATH|PATH=|@example", text)
+
+
+def test_what_a_replay_wins_nothing_from_does_not_warn() -> None:
+    """The host is so late that communication ends long before anybody wants its result."""
+    found = {f.rule: f for f in diagnose("kineto/a100_ddp_nccl_meta.json.gz", "auto").findings}
+    comm = found["exposed-communication"]
+    assert comm.gain.high is not None and comm.gain.high < 0.001
+    assert comm.severity == "info"
+    assert found["host-work-per-launch"].severity == "critical"
+
+
+def test_a_data_loader_is_host_work_between_steps_and_no_pause() -> None:
+    for file in ("kineto/h100_owlv2.json.gz", "kineto/v100_resnet50_workers0.json.gz"):
+        first = diagnose(file, "auto").findings[0]
+        assert first.rule == "host-work-between-steps"
+
+
+def test_rules_that_were_not_evaluated_say_what_is_missing() -> None:
+    needs = {row.rule: row.needs for row in diagnose("kineto/a100_memcpy_bench.json", "auto").not_evaluated}
+    assert "one GPU" in needs["peer-pauses"]
+    assert "never rested" in needs["clock-ramp"]
+    assert "None" not in needs["fp8-products"] and "no kernel time" in needs["gemm-far-from-roof"]

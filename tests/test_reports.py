@@ -389,6 +389,8 @@ def test_markdown_names_cannot_break_out() -> None:
     assert escape("20.0 to 31") == "20.0 to 31"
     assert escape("h2d_bytes of _x_") == "h2d_bytes of \\_x\\_"
     assert "@team" not in escape("@team")
+    # A product of Python notifies nobody, and can be pasted.
+    assert escape("q @ k.T") == "q @ k.T"
     assert escape("a &lt; b") == "a &amp;lt; b"
 
 
@@ -531,6 +533,25 @@ def test_every_closed_list_has_words() -> None:
     assert {cause for kind, cause in labels.SLICES if kind == "idle"} == set(results.IDLE_CAUSES)
     assert {cause for kind, cause in labels.SLICES if kind == "exposed_copy"} == set(results.COPY_CAUSES)
     assert {kind for kind, _ in labels.SLICES} == {*results.SLICE_KINDS, "other"}
+
+
+def test_words_are_of_measures_that_exist_and_say_more_than_the_names() -> None:
+    assert set(labels.MEASURE_WORDS) <= set(MEASURES)
+    assert format.measure_label("host_to_gpu_ratio") == "host time over GPU time"
+    # Of one kernel at a time "100 %" would say that all of them run at once.
+    assert format.value_with_unit(1.0, MEASURES["kernel_concurrency"].unit) == "1"
+
+
+def test_a_replay_of_more_or_less_than_the_window_says_so() -> None:
+    d = launch_bound()
+    window = d.window.duration_ns
+    d.whatif = {"recorded_span_ns": window, "chain": [{"fix": "launch=0"}]}
+    assert "recorded" not in format.whatif_note(d)
+    d.whatif["recorded_span_ns"] = 3 * window
+    assert format.whatif_note(d).startswith(f"of all {format.duration(3 * window)} recorded")
+    assert f"all {format.duration(3 * window)} recorded" in render("terminal", d)
+    d.whatif["recorded_span_ns"] = window // 2
+    assert "in the middle" in format.whatif_note(d)
 
 
 def test_slices_have_labels_and_colours_of_their_own() -> None:

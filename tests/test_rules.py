@@ -15,7 +15,7 @@ from infprof.errors import EXIT_USAGE, UsageError
 from infprof.measures.names import MEASURES
 from infprof.resources import rules_dir
 from infprof.results import IDLE_CAUSES, Finding, KernelRow, Measures, Where
-from infprof.rules.evaluating import ncu_commands
+from infprof.rules.evaluating import ncu_commands, severity_of_share
 from infprof.rules.expression import ExpressionError, parse
 from infprof.rules.model import STACKS
 from infprof.rules.thresholds import THRESHOLD_NAMES
@@ -272,6 +272,7 @@ def test_serial_copies_at_link_speed_need_overlap_and_not_pinning() -> None:
         compute_ns=compute,
         h2d_bytes_per_s=25.5e9,
         link_peak_bytes_per_s=31.5e9,
+        host_copy_overlap_gain_ns=979_000_000,
         host_copy_exposed_p50_bytes=1_200_000_000,
     )
     assert finding.rule == "exposed-copies" and finding.severity == "critical"
@@ -326,7 +327,7 @@ def test_findings_are_ranked_by_cost_and_capped_by_their_pool() -> None:
     )
     assert [(f.rule, f.cost.value) for f in found] == [("pageable-copies", 400_000_000), ("small-copies", 100_000_000)]
     assert found[0].notes == []
-    assert "reduced from 300000000 ns to 100000000 ns: pageable-copies already claims" in found[1].notes[0]
+    assert "reduced from 300 ms to 100 ms: pageable-copies already claims" in found[1].notes[0]
 
 
 def test_a_finding_whose_time_is_claimed_already_does_not_shout() -> None:
@@ -393,6 +394,14 @@ def test_rank_is_the_worst_that_the_conclusion_rests_on() -> None:
     context.measures.add("idle_launch_ratio", 0.4, "ratio", rank="C")
     (finding,) = rules.evaluate(SHIPPED, context).findings
     assert finding.rank == "C"
+
+
+def test_a_share_of_the_window_alone_gives_a_severity_where_the_rule_has_no_other_condition() -> None:
+    by_id = {rule.id: rule for rule in SHIPPED.rules}
+    comm, small = by_id["exposed-communication"], by_id["kv-cache-pressure"]
+    assert [severity_of_share(comm, share, SHIPPED.thresholds) for share in (0.001, 0.9)] == ["info", "critical"]
+    # Its severity does not come from a share: no share may lower it.
+    assert severity_of_share(small, 0.0, SHIPPED.thresholds) == "critical"
 
 
 def test_doubt_lowers_confidence_and_says_why() -> None:

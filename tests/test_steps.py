@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -233,11 +234,21 @@ def test_the_user_says_what_a_step_is(pattern: str, tmp_path: Path) -> None:
 
 def test_a_step_range_that_is_not_there_ends_in_one_sentence(tmp_path: Path) -> None:
     path = simulated(with_ranges([f"turn {n}" for n in range(6)]), tmp_path)
-    with pytest.raises(UsageError, match=r"no NVTX range is named 'trun 1'\. Did you mean 'turn 1'"):
+    with pytest.raises(UsageError, match=r"no range or annotation is named 'trun 1'\. Did you mean 'turn 1'"):
         find_steps(Prepared(read(path)), "trun 1")
     done = infprof("analyze", "--step-range", "trun 1", path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "Did you mean" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--step-range", "--range"])
+def test_where_no_range_comes_near_those_that_are_there_are_named(option: str, tmp_path: Path) -> None:
+    path = simulated(with_ranges([f"turn {n}" for n in range(8)]), tmp_path)
+    done = infprof("analyze", option, "forward", path)
+    assert done.returncode == 2
+    assert re.search(
+        r"no range or annotation is named 'forward'\. There are: ('turn \d', ){4}'turn \d' and 3 more", done.stderr
+    )
     bare = without_ranges(path)
     with pytest.raises(UsageError, match="no NVTX ranges"):
         find_steps(Prepared(bare), "turn*")

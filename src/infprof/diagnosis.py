@@ -26,6 +26,7 @@ from infprof.measures.device import DeviceAnalysis, MeasureLimits, analyze_devic
 from infprof.measures.fitness import captured_launches, doubts, launches_without_records
 from infprof.measures.host import HostLimits
 from infprof.measures.host_calls import api_table
+from infprof.measures.host_parts import add_peer_pauses
 from infprof.measures.idle import IdleLimits, IdleModel
 from infprof.measures.kernels import graphs_hide_kernels, kernel_table, unknown_kernels_problem
 from infprof.measures.operations import Prepared
@@ -60,7 +61,7 @@ from infprof.steps.finding import LaneSteps, find_steps
 from infprof.steps.model_on_host import add_model_on_host
 from infprof.steps.summary import Device as SteppedDevice
 from infprof.steps.summary import Judge, Judged, StepReport, describe, why_no_steps
-from infprof.trace import Trace
+from infprof.trace import IntArray, Trace
 from infprof.verdict import (
     LOW,
     TraceFacts,
@@ -217,16 +218,16 @@ class _Analysis:
         # A device of which no operation had usable times says nothing.
         used = distinct_values(self.prepared.operations.device).tolist()
         devices = sorted(used, key=lambda d: self.trace.devices[d].id)
-        analyses = [analyze_device(self.prepared, model, d, scope.intervals, limits) for d in devices]
+        analyses = [
+            analyze_device(self.prepared, model, d, scope.intervals, limits, step_starts=self._step_starts(d))
+            for d in devices
+        ]
         self.times = [analysis.time for analysis in analyses]
         for analysis in analyses:
             self._add_telemetry(analysis)
             self._add_work(analysis)
-        if len(analyses) > 1:
-            from infprof.measures.host_parts import add_peer_pauses
-
-            ids = [self.trace.devices[a.device].id for a in analyses]
-            self.problems += add_peer_pauses([a.measures for a in analyses], ids)
+        ids = [self.trace.devices[a.device].id for a in analyses]
+        self.problems += add_peer_pauses([a.measures for a in analyses], ids)
         self._note_capture()
         unusable = self._unusable(steady, scope, analyses)
         verdicts = [unusable or device_verdict(a, self.thresholds) for a in analyses]
@@ -342,7 +343,8 @@ class _Analysis:
         add_capture(analysis.measures, self.prepared, analysis.rows, self.graph_operators)
         source = work_source(self.graph_operators)
         add_work(analysis.measures, work, match, limits, why_none, source)
-        add_advice(analysis.measures, work, limits, why_none if work is None else f"peak unknown: {match.reason}")
+        why_no_peak = f"peak unknown: {match.reason}" if match.reason else "no kernel time in the window"
+        add_advice(analysis.measures, work, limits, why_none if work is None else why_no_peak)
         add_score_bytes(analysis.measures, self.prepared, analysis.rows, self.counted, match)
         if self.counted is not None and not of_phase:
             lanes = [lane for lane in self.lanes if lane.device == analysis.device]
@@ -388,6 +390,14 @@ class _Analysis:
         """The steps of each process on each device. Raises UsageError where --step-range names no range."""
         return find_steps(self.prepared, self.options.step_range) if self.options.steps else []
 
+    def _step_starts(self, device: int) -> IntArray:
+        """When the steps of a device begin, those of all its processes in order."""
+        return np.sort(
+            np.concatenate(
+                [np.empty(0, np.int64), *(lane.start[lane.is_step] for lane in self.lanes if lane.device == device)]
+            )
+        )
+
     def _phases_and_steps(
         self,
         model: IdleModel,
@@ -414,7 +424,9 @@ class _Analysis:
         t = self.thresholds
 
         def judge(spent: DeviceTime) -> Judged | None:
-            analysis = analyze_device(self.prepared, model, spent.device, spent.scope, limits, spent)
+            analysis = analyze_device(
+                self.prepared, model, spent.device, spent.scope, limits, spent, self._step_starts(spent.device)
+            )
             ops = self.prepared.operations
             too_few = int(analysis.rows.sum()) < t.too_short_ops
             if spent.window_ns < t.too_short_span_ns or (
@@ -626,12 +638,11 @@ class _Analysis:
         return out
 
     def _with_source(self, row: NotEvaluated, measures: Measures) -> NotEvaluated:
-        """The same with what the one measure that is missing says of itself, where it says something."""
-        name, _, rest = row.needs.partition(" (from ")
-        measure = measures.get(name) if rest else None
-        if measure is None or measure.source == "timeline":
-            return row
-        return NotEvaluated(row.rule, f"{name} ({measure.source})")
+        """The same with what the measures that are missing say of themselves, where they say something."""
+        names, _, rest = row.needs.partition(" (from ")
+        absent = [measures.get(name) for name in names.split(", ")] if rest else []
+        reasons = dict.fromkeys(m.source for m in absent if m is not None and m.source != "timeline")
+        return NotEvaluated(row.rule, f"{names} ({'; '.join(reasons)})") if reasons else row
 
     def _is_short(self, verdicts: list[Verdict]) -> bool:
         """Whether so little was recorded that a class is a guess and findings would promise too much; says so."""

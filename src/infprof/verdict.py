@@ -288,7 +288,7 @@ def _pcie(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
     elif median is not None and median < thresholds.small_copy_bytes:
         cause, why = "small-copies", f"half of it in copies of {median} bytes or less, where the fixed cost rules"
     else:
-        cause, why = "volume", f"mostly {direction}{at}, in series with the kernels"
+        cause, why = "volume", f"mostly {direction}{at}, {_beside_kernels(m, exposed)}"
     return Verdict(
         "pcie-limited",
         cause,
@@ -297,6 +297,15 @@ def _pcie(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
         SURE,
         f"Copies between host and device limit this run: for {_pct(share)} of {_the_time(m)} one runs and no kernel does; {why}.",
     )
+
+
+def _beside_kernels(m: Measures, exposed: float) -> str:
+    """Where the kernels are while copies run: a program that overlaps them already must not be told that it does not."""
+    copying, computing = _value(m, "host_copy_ns"), _value(m, "compute_ns")
+    if not computing:
+        return "and there is nothing to hide it under"
+    hidden = copying - exposed >= min(copying, computing) / 2
+    return "beside the kernels, which take less time" if hidden else "in series with the kernels"
 
 
 def bubble_causes(m: Measures) -> dict[str, int]:

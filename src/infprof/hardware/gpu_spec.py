@@ -157,11 +157,10 @@ def _text(where: str, key: str, value: Any) -> str | None:
 
 
 def _hint(word: str, known: Collection[str]) -> str:
-    # The unit is what is most easily forgotten.
-    near = [name for name in known if name.startswith(f"{word.casefold()}_")] or difflib.get_close_matches(
-        word, known, 1
-    )
-    return f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
+    # What comes behind is what is most easily forgotten: the unit of a key, the form of a card.
+    longer = [name for name in known if name.casefold().startswith((f"{word.casefold()}_", f"{word.casefold()}-"))]
+    near = longer or difflib.get_close_matches(word, known, 1)
+    return f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(known)}."
 
 
 def _nothing_known(dram_bytes_per_s: float) -> Peaks:

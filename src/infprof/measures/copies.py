@@ -15,6 +15,7 @@ from infprof.trace import BoolArray, IntArray
 
 SIZE_CLASSES = (("< 64 KiB", 0, 1 << 16), ("64 KiB – 1 MiB", 1 << 16, 1 << 20), ("1 – 16 MiB", 1 << 20, 1 << 24))
 LARGEST = ("≥ 16 MiB", 1 << 24, 1 << 62)
+MEMORY_NOT_RECORDED = "the memory kind of copies was not recorded"
 # What .item() and its like read back.
 TINY_BYTES = 64
 # A pair of copies of equal size is a round trip only if it moves data, not a flag.
@@ -166,13 +167,16 @@ def add_copies(measures: Measures, copies: DeviceCopies, demand_ns: int, small_c
     else:
         exposed_pageable = 0
         for name, unit in (("pageable_bytes", "bytes"), ("pageable_count", "count"), ("pageable_ratio", "ratio")):
-            measures.add(name, None, unit, source="the memory kind of copies was not recorded")
+            measures.add(name, None, unit, source=MEMORY_NOT_RECORDED)
     exposed_host = copies.exposed_host.total()
     known = copies.memory_known()
-    measures.add("exposed_pageable_copy_ns", exposed_pageable if known else None, "ns")
-    measures.add("exposed_pageable_copy_ratio", _ratio(exposed_pageable, demand_ns) if known else None, "ratio")
+    source = "timeline" if known else MEMORY_NOT_RECORDED
+    measures.add("exposed_pageable_copy_ns", exposed_pageable if known else None, "ns", source=source)
+    share = _ratio(exposed_pageable, demand_ns) if known else None
+    measures.add("exposed_pageable_copy_ratio", share, "ratio", source=source)
     measures.add("exposed_other_copy_ns", exposed_host - exposed_pageable, "ns")
     measures.add("exposed_other_copy_ratio", _ratio(exposed_host - exposed_pageable, demand_ns), "ratio")
+    _add_overlap(measures, copies)
     measures.add("host_copy_p50_bytes", int(median(copies.bytes[sized])) if sized.any() else None, "bytes")
     exposed_each = np.where(sized, copies.exposed_each(), 0)
     measures.add("host_copy_exposed_p50_bytes", _weighted_median(copies.bytes, exposed_each), "bytes")
@@ -203,6 +207,22 @@ def _add_blocked(measures: Measures, copies: DeviceCopies) -> None:
     rows = np.unique(launch[copies.prepared.blocked_copies[launch]])
     measures.add("blocked_async_copy_count", len(rows), "count")
     measures.add("blocked_async_copy_ns", int((table["end"] - table["start"])[rows].sum()), "ns")
+
+
+def _add_overlap(measures: Measures, copies: DeviceCopies) -> None:
+    """How long host copies run, and what they could hide more of each other and under kernels.
+
+    A link carries both directions at once, so of kernels, copies up and copies down the longest is what must remain.
+    """
+    time = copies.time
+    kernels = iv.merge(time.compute, time.exposed_comm).total()
+    both = [
+        iv.intersect(iv.union(copies.start[mine], copies.end[mine]), time.scope)
+        for mine in (copies.kind == t.H2D, copies.kind == t.D2H)
+    ]
+    remains = max(kernels, *(each.total() for each in both))
+    measures.add("host_copy_ns", iv.merge(*both).total(), "ns")
+    measures.add("host_copy_overlap_gain_ns", max(kernels + copies.exposed_host.total() - remains, 0), "ns")
 
 
 def _ratio(part: int, whole: int) -> float | None:

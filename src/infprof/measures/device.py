@@ -75,8 +75,12 @@ def analyze_device(
     scope: Intervals,
     limits: MeasureLimits,
     time: DeviceTime | None = None,
+    step_starts: IntArray | None = None,
 ) -> DeviceAnalysis:
-    """Time accounting and every measure of a device in a scope; ``time``: its accounting where that is there already."""
+    """Time accounting and every measure of a device in a scope.
+
+    ``time``: its accounting where that is there already; ``step_starts``: of its steps, sorted, where they are known.
+    """
     ops = prepared.operations
     time = device_time(prepared, model, device, scope) if time is None else time
     # A kernel that the scope cuts still belongs to it.
@@ -88,7 +92,7 @@ def analyze_device(
     copies = DeviceCopies(prepared, time, rows)
     counters = read_counters(prepared, device, model.busy(device), scope)
     _add_loop(measures, prepared, model, time, demand)
-    add_host_parts(measures, prepared, model, time, demand)
+    add_host_parts(measures, prepared, model, time, demand, step_starts)
     add_after_pauses(measures, prepared, model, time)
     add_launches(measures, prepared, rows)
     few = few_sm_rows(prepared, rows, prepared.trace.devices[device].sm_count)

@@ -21,6 +21,8 @@ from infprof.trace import BoolArray, IntArray
 PAUSE_NS, PAUSE_FACTOR, PAUSE_SHARE = 50_000_000, 10, 0.05
 # One alone may be anything.
 LEAST_PAUSES = 2
+# With fewer steps from one to the next they are how the loop goes (a data loader, say), not exceptions to it.
+STEPS_BETWEEN_PAUSES = 3
 # Sampling begins with other kernels, too (penalties, a softmax): its own is among so many, with none of these before.
 SAMPLING_WITHIN = 4
 _MODEL = ("gemm", "gemv", "attention", "moe", "norm", "rotary", "embedding", "communication")
@@ -29,15 +31,22 @@ LOCK_SHARE = 0.01
 GARBAGE_COLLECTION = re.compile(r"(?<![a-z])gc(?![a-z])|garbage", re.IGNORECASE)
 
 
-def add_host_parts(measures: Measures, prepared: Prepared, model: IdleModel, time: DeviceTime, demand: int) -> None:
-    """Measures of one device; ``demand``: D, ns."""
+def add_host_parts(
+    measures: Measures,
+    prepared: Prepared,
+    model: IdleModel,
+    time: DeviceTime,
+    demand: int,
+    step_starts: IntArray | None = None,
+) -> None:
+    """Measures of one device; ``demand``: D, ns; ``step_starts``: sorted, None where no steps are known."""
     gaps = time.gaps
     part = gaps.causes[CAUSE["host-work"]] + gaps.causes[CAUSE["sync"]]
     sampling = int(part[_before_sampling(prepared, time)].sum()) if part.any() else 0
     measures.add("idle_before_sampling_ns", sampling, "ns", "D", "kernel names")
     share = sampling / demand if demand > 0 else None
     measures.add("idle_before_sampling_ratio", share, "ratio", "D", "kernel names")
-    _add_pauses(measures, prepared, time, part)
+    _add_pauses(measures, prepared, time, part, step_starts)
     _add_lock_peers(measures, prepared, model, time, demand)
 
 
@@ -62,13 +71,15 @@ def _before_sampling(prepared: Prepared, time: DeviceTime) -> BoolArray:
     return found
 
 
-def _add_pauses(measures: Measures, prepared: Prepared, time: DeviceTime, part: IntArray) -> None:
+def _add_pauses(
+    measures: Measures, prepared: Prepared, time: DeviceTime, part: IntArray, step_starts: IntArray | None
+) -> None:
     """Few, long stretches of host work, and how regularly they come."""
     gaps = time.gaps
     worked = part[part > 0]
     least = max(PAUSE_NS, PAUSE_FACTOR * float(median(worked))) if len(worked) else PAUSE_NS
     long = np.flatnonzero(part >= least)
-    if len(long) < LEAST_PAUSES or len(long) > PAUSE_SHARE * len(worked):
+    if len(long) < LEAST_PAUSES or len(long) > PAUSE_SHARE * len(worked) or _every_step(gaps.starts[long], step_starts):
         long = long[:0]
     spent = int(part[long].sum())
     measures.add("host_pause_count", len(long), "count")
@@ -84,6 +95,14 @@ def _add_pauses(measures: Measures, prepared: Prepared, time: DeviceTime, part: 
     measures.add("host_pause_period_ns", period, "ns", source=source)
     marked = iv.covered(_collections(prepared), gaps.starts[long], gaps.ends[long])
     measures.add("host_pause_gc_ns", int(marked.sum()), "ns", source="ranges that name garbage collection")
+
+
+def _every_step(pauses: IntArray, step_starts: IntArray | None) -> bool:
+    """Whether hardly more than a step lies between one pause and the next."""
+    if step_starts is None or not len(step_starts):
+        return False
+    first, last = np.searchsorted(step_starts, (pauses[0], pauses[-1]))
+    return bool(last - first < STEPS_BETWEEN_PAUSES * (len(pauses) - 1))
 
 
 def _collections(prepared: Prepared) -> iv.Intervals:
@@ -129,7 +148,8 @@ def add_peer_pauses(all_measures: Sequence[Measures], devices: Sequence[int]) ->
         worst = max(others, key=lambda n: paused[n]) if others else None
         for name, unit in (("count", "count"), ("ns", "ns"), ("period_ns", "ns"), ("gc_ns", "ns")):
             value = all_measures[worst].value(f"host_pause_{name}") if worst is not None else None
-            source = f"GPU {devices[worst]}" if worst is not None else "no other GPU's host paused"
+            none = "no other GPU's host paused" if len(paused) > 1 else "the trace is of one GPU"
+            source = none if worst is None else f"GPU {devices[worst]}"
             measures.add(f"peer_pause_{name}", value, unit, source=source)
     worst = int(np.argmax(paused)) if paused else 0
     if len(paused) < 2 or paused.count(0) != len(paused) - 1:

@@ -159,7 +159,7 @@ def add_kernels(
         ("kernel_total_ns", "ns"),
         ("kernel_mean_ns", "ns"),
         ("kernel_p50_ns", "ns"),
-        ("kernel_concurrency", "ratio"),
+        ("kernel_concurrency", "count"),
         ("small_kernel_count", "count"),
         ("small_kernel_ratio", "ratio"),
         ("small_kernel_time_ratio", "ratio"),
@@ -193,7 +193,7 @@ def add_kernels(
     measures.add("kernel_total_ns", total, "ns")
     measures.add("kernel_mean_ns", total / count if count else None, "ns")
     measures.add("kernel_p50_ns", int(median(length)) if count else None, "ns")
-    measures.add("kernel_concurrency", total / covered if covered else None, "ratio")
+    measures.add("kernel_concurrency", total / covered if covered else None, "count")
     measures.add("small_kernel_count", int(small.sum()), "count")
     measures.add("small_kernel_ratio", int(small.sum()) / count if count else None, "ratio")
     measures.add("small_kernel_time_ratio", int(length[small].sum()) / total if total else None, "ratio")

@@ -78,7 +78,9 @@ MEASURES: dict[str, MeasureInfo] = {
     ),
     "idle_before_sampling_ratio": MeasureInfo("ratio", "idle_before_sampling_ns over D"),
     "host_pause_count": MeasureInfo(
-        "count", "idle gaps with 50 ms of host work or more, ten times the usual part: two or more, and few of all"
+        "count",
+        "idle gaps with 50 ms of host work or more, ten times the usual part: two or more, few of all, and with at least "
+        "three steps from one to the next",
     ),
     "host_pause_ns": MeasureInfo("ns", "host work in those gaps"),
     "host_pause_loop_ns": MeasureInfo("ns", "part of it that idle_host_loop_ns holds"),
@@ -145,7 +147,7 @@ MEASURES: dict[str, MeasureInfo] = {
     "kernel_total_ns": MeasureInfo("ns", "summed kernel durations (concurrent kernels count each)"),
     "kernel_mean_ns": MeasureInfo("ns", "mean kernel duration"),
     "kernel_p50_ns": MeasureInfo("ns", "median kernel duration"),
-    "kernel_concurrency": MeasureInfo("ratio", "kernel_total_ns over the union of kernel intervals"),
+    "kernel_concurrency": MeasureInfo("count", "kernel_total_ns over the union of kernel intervals"),
     "small_kernel_count": MeasureInfo("count", "kernels under 5 µs"),
     "small_kernel_ratio": MeasureInfo("ratio", "share of kernels under 5 µs, by count"),
     "small_kernel_time_ratio": MeasureInfo("ratio", "share of summed kernel time in kernels under 5 µs"),
@@ -213,6 +215,12 @@ MEASURES: dict[str, MeasureInfo] = {
     "exposed_pageable_copy_ratio": MeasureInfo("ratio", "exposed_pageable_copy_ns over D"),
     "exposed_other_copy_ns": MeasureInfo("ns", "exposed time of host copies that are not known to be pageable"),
     "exposed_other_copy_ratio": MeasureInfo("ratio", "exposed_other_copy_ns over D"),
+    "host_copy_ns": MeasureInfo("ns", "time in which a host-to-device or device-to-host copy runs"),
+    "host_copy_overlap_gain_ns": MeasureInfo(
+        "ns",
+        "time in which a kernel or a host copy runs, less the longest of kernels, copies up and copies down: what overlap of "
+        "all of them could win",
+    ),
     "host_copy_p50_bytes": MeasureInfo("bytes", "median size of a host copy"),
     "host_copy_exposed_p50_bytes": MeasureInfo(
         "bytes", "median size of an exposed host copy, weighted by exposed time"

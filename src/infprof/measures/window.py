@@ -24,6 +24,8 @@ from infprof.measures.ranges import project
 from infprof.results import LeftOut
 from infprof.trace import H2D, IntArray
 
+# So many ranges are named where none of them comes near what was asked for.
+_NAMED_RANGES = 5
 _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "min": 60 * 10**9}
 
 # Start-up stalls follow each other: a stall belongs to start-up while the quiet time before it is at most this many
@@ -236,6 +238,33 @@ def _time(text: str, spec: str) -> int | None:
     return time
 
 
+def no_ranges(option: str, prepared: Prepared) -> UsageError:
+    """What to say where a range is asked for and there is none, in the words of whatever recorded the trace."""
+    how = (
+        "record with --trace=cuda,nvtx"
+        if prepared.trace.provenance.tool == "nsys"
+        else "torch.profiler.record_function() around a part of the program makes one"
+    )
+    return UsageError(f"{option}: this trace holds no NVTX ranges or annotations; {how}.")
+
+
+def no_such_range(option: str, name: str, prepared: Prepared) -> UsageError:
+    """What to say where no range has a name: those that come near, else those that take the most time."""
+    table, strings = prepared.trace.ranges, prepared.trace.strings
+    assert table is not None
+    named = table["text"] >= 0
+    text, length = table["text"][named], (table["end"] - table["start"])[named]
+    spent = np.bincount(text, weights=np.maximum(length, 0), minlength=len(strings))
+    there = [i for i in np.argsort(-spent, kind="stable").tolist() if spent[i] > 0] or distinct_values(text).tolist()
+    near = difflib.get_close_matches(name, [strings[i] for i in there], n=3, cutoff=0.4)
+    if near:
+        hint = f"Did you mean {', '.join(repr(n) for n in near)}?"
+    else:
+        more = f" and {len(there) - _NAMED_RANGES} more" if len(there) > _NAMED_RANGES else ""
+        hint = f"There are: {', '.join(repr(strings[i]) for i in there[:_NAMED_RANGES])}{more}."
+    return UsageError(f"{option}: no range or annotation is named {name!r}. {hint}")
+
+
 def range_scope(prepared: Prepared, name: str) -> Scope:
     """All occurrences of an NVTX range by name (or a pattern with ``*``), projected to the GPU by correlation.
 
@@ -243,14 +272,12 @@ def range_scope(prepared: Prepared, name: str) -> Scope:
     """
     trace = prepared.trace
     if trace.ranges is None or not len(trace.ranges):
-        raise UsageError("--range: this trace holds no NVTX ranges; record with --trace=cuda,nvtx.")
+        raise no_ranges("--range", prepared)
     used = [i for i in distinct_values(trace.ranges["text"]).tolist() if i >= 0]
     texts = {trace.strings[i]: i for i in used}
     chosen = [i for text, i in texts.items() if text == name or fnmatch.fnmatchcase(text, name)]
     if not chosen:
-        near = difflib.get_close_matches(name, list(texts), n=3, cutoff=0.4)
-        hint = f" Did you mean {', '.join(repr(n) for n in near)}?" if near else ""
-        raise UsageError(f"--range: no NVTX range is named {name!r}.{hint}")
+        raise no_such_range("--range", name, prepared)
     rows: IntArray = np.flatnonzero(np.isin(trace.ranges["text"], np.array(chosen)))
     projected = project(prepared, rows)
     ran = projected.kernels > 0

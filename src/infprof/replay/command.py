@@ -124,8 +124,8 @@ def nothing_gains() -> str:
     from infprof.replay.whatif import LEAST_GAIN
 
     return (
-        f"No fix outside the kernels gains more than {LEAST_GAIN:.0%}: only faster or fewer kernels do. Ask for them with "
-        "--set kernel:CLASS=FACTOR."
+        f"No fix of launches, host work, waits, communication, overlap or allocation gains more than {100 * LEAST_GAIN:.0f} %: "
+        "only less time in kernels and copies does. Ask for it with --set kernel:CLASS=FACTOR or --set copies=FACTOR."
     )
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from infprof.reports import labels
 from infprof.results import (
     Cost,
     DeviceResult,
@@ -187,6 +188,8 @@ def value_with_unit(value: float | int | str | None, unit: str) -> str:
 
 def measure_label(name: str) -> str:
     """A measure's name as words, without the unit suffix, which the value shows: ``idle_launch_ratio``: idle launch."""
+    if name in labels.MEASURE_WORDS:
+        return labels.MEASURE_WORDS[name]
     text = clean(name)
     for suffix in _UNIT_SUFFIXES:
         if text.endswith(suffix) and len(text) > len(suffix):
@@ -390,6 +393,18 @@ def verdict_remedies(diagnosis: Diagnosis) -> list[Remedy]:
     return [r for r in diagnosis.verdict.remedies if (r.stack, r.change) not in in_findings]
 
 
+def whatif_note(diagnosis: Diagnosis) -> str:
+    """What the lines are about: their times are not the window's where more or less than that was replayed."""
+    note = "each step on top of the ones before; gains are bounds"
+    recorded, window = (diagnosis.whatif or {}).get("recorded_span_ns"), diagnosis.window.duration_ns
+    if not recorded or not (diagnosis.whatif or {}).get("chain"):
+        return note
+    if 0.98 * window <= recorded <= 1.02 * window:
+        return note
+    replayed = f"all {duration(recorded)} recorded" if recorded > window else f"{duration(recorded)} in the middle"
+    return f"of {replayed}; each on top of the last; gains are bounds"
+
+
 def whatif_lines(diagnosis: Diagnosis) -> list[str]:
     """The chain of fixes in words: what each gains, and what limits then."""
     if not diagnosis.whatif:
@@ -400,7 +415,7 @@ def whatif_lines(diagnosis: Diagnosis) -> list[str]:
     for number, step in enumerate(diagnosis.whatif.get("chain") or [], 1):
         fix, words = clean(step.get("fix", "")), clean(step.get("words") or "")
         following, cause = clean(step.get("next_verdict") or ""), clean(step.get("next_cause") or "")
-        then = f"; then {following}{f' ({cause})' if cause else ''}" if following else ""
+        then = f"; then {labels.second_title(f'{following}/{cause}' if cause else following)}" if following else ""
         span = duration(step.get("predicted_span_ns"))
         gain = percent(step.get("gain_ratio"))
         lines.append(f"{number}. {fix}{f', {words}' if words else ''}: {span}, up to {gain} less{then}")

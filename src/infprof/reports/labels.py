@@ -127,6 +127,20 @@ RANKS: dict[str, str] = {
 
 SEVERITY_COLORS = {"critical": "#d1434f", "warning": "#c27c0e", "info": "#3f79b5"}
 
+# Measures whose names, taken for words, would say something else or nothing; the others are their names.
+MEASURE_WORDS: dict[str, str] = {
+    "exposed_other_copy_ns": "exposed copies, not pageable",
+    "exposed_other_copy_ratio": "exposed copies, not pageable",
+    "few_sm_kernel_ns": "kernels on few SMs",
+    "few_sm_kernel_ratio": "compute time in kernels on few SMs",
+    "host_to_gpu_ratio": "host time over GPU time",
+    "kernel_concurrency": "kernels at a time",
+    "small_kernel_count": "kernels under 5 µs",
+    "small_kernel_per_s": "kernels under 5 µs",
+    "small_kernel_ratio": "kernels under 5 µs, by count",
+    "small_kernel_time_ratio": "kernels under 5 µs, by time",
+}
+
 COPY_KINDS: dict[str, str] = {
     "h2d": "host to GPU",
     "d2h": "GPU to host",

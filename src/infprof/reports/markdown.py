@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # What starts something in Markdown or HTML in the middle of a line; a backslash before it makes it plain text. "@" is
 # not among what a backslash protects, so a name like "@team" gets a zero-width joiner instead and notifies nobody.
 _SPECIAL = re.compile(r"([\\`*\[\]<>#|~$]|(?<![^\W_])_|_(?![^\W_]))")
+_MENTION = re.compile(r"@(?=\w)")
 _LINE_START = re.compile(r"^([-+=]|\d+[.)](?=\s|$))")
 
 _MOST_INPUTS = 8
@@ -56,7 +57,7 @@ def render(diagnosis: Diagnosis, options: MarkdownOptions | None = None) -> str:
 
 def escape(text: object) -> str:
     """``text`` as plain text in a paragraph or a table cell: no markup, no HTML, no mention of anyone."""
-    plain = _SPECIAL.sub(r"\\\1", fmt.clean(text)).replace("&", "&amp;").replace("@", "@\u200d")
+    plain = _MENTION.sub("@\u200d", _SPECIAL.sub(r"\\\1", fmt.clean(text)).replace("&", "&amp;"))
     return _LINE_START.sub(lambda found: f"{found.group()[:-1]}\\{found.group()[-1]}", plain)
 
 
@@ -216,6 +217,7 @@ def _phases(diagnosis: Diagnosis) -> list[str]:
         # The lines carry their own numbers, which make a list of them.
         blocks += [
             "### What if",
+            f"{fmt.whatif_note(diagnosis).capitalize()}.",
             "\n".join(f"{line.split(' ', 1)[0]} {escape(line.split(' ', 1)[1])}" for line in lines),
         ]
     return blocks

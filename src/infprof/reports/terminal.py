@@ -377,7 +377,7 @@ def _phase_table(console: Console, rows: list[steps_rows.PhaseRow]) -> None:
 def _whatif(console: Console, diagnosis: Diagnosis, options: TerminalOptions) -> None:
     lines = fmt.whatif_lines(diagnosis)
     if lines:
-        _heading(console, "What if", "each step on top of the ones before; gains are bounds")
+        _heading(console, "What if", fmt.whatif_note(diagnosis))
         for line in lines:
             for part in textwrap.wrap(line, console.width - 2, subsequent_indent="   "):
                 _line(console, part)

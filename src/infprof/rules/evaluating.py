@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple, Protocol
 
+from infprof.durations import in_words
 from infprof.measures.kernel_class import base_name, inner_name
 from infprof.results import SEVERITIES, Cost, Evidence, Finding, Gain, KernelRow, Measures, NotEvaluated, Where
 from infprof.rules.expression import Expression
 from infprof.rules.loading import RuleSet
 from infprof.rules.model import RANKS, Rule
+from infprof.rules.thresholds import Thresholds
 
 _WHERE_LIMIT = 20
 _COMMAND_LIMIT = 3
@@ -150,6 +152,13 @@ def severity_of(rule: Rule, cost: int | None, window_ns: int | None, values: Map
     return "info"
 
 
+def severity_of_share(rule: Rule, share: float, thresholds: Thresholds) -> str:
+    """The severity that a share of the window alone gives; the highest where the rule says it otherwise."""
+    if rule.fixed_severity is not None or any(level.condition is not None for level in rule.levels):
+        return SEVERITIES[-1]
+    return severity_of(rule, round(share * 1e9), 10**9, asdict(thresholds))
+
+
 def _missing(expression: Expression, values: Mapping[str, float]) -> list[str]:
     return [name for name in expression.names if name not in values]
 
@@ -195,7 +204,7 @@ def _cap(fired: list[_Fired], context: Context) -> None:
 def _capped_note(item: _Fired, fired: list[_Fired], granted: int) -> str:
     rivals = [f.rule.id for f in fired if f is not item and item.rule.pool and f.rule.pool == item.rule.pool]
     claimed = f"{', '.join(rivals)} already claims" if len(rivals) == 1 else "other findings already claim"
-    return f"cost reduced from {item.cost} ns to {granted} ns: {claimed} the rest of that time"
+    return f"cost reduced from {in_words(item.cost or 0)} to {in_words(granted)}: {claimed} the rest of that time"
 
 
 def _finding(item: _Fired, ruleset: RuleSet, context: Context) -> Finding:

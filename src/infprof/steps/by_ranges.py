@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from dataclasses import dataclass
 
 import numpy as np
 
 from infprof.distinct import distinct_values
-from infprof.errors import UsageError
 from infprof.measures import intervals as iv
 from infprof.measures.operations import Prepared
+from infprof.measures.window import no_ranges, no_such_range
 from infprof.steps.lanes import Lane
 from infprof.steps.names import FAMILIES, PROFILER_STEPS, Family
 from infprof.trace import BoolArray, IntArray
@@ -56,12 +55,10 @@ def check_step_range(prepared: Prepared, step_range: str) -> None:
     """Raises UsageError where no range has this name or fits this pattern, with the nearest names."""
     table, strings = prepared.trace.ranges, prepared.trace.strings
     if table is None or not len(table):
-        raise UsageError("--step-range: this trace holds no NVTX ranges or annotations.")
+        raise no_ranges("--step-range", prepared)
     texts = [strings[i] for i in distinct_values(table["text"]).tolist() if i >= 0]
     if not any(_matches(text, step_range) for text in texts):
-        near = difflib.get_close_matches(step_range, texts, n=3, cutoff=0.4)
-        hint = f" Did you mean {', '.join(repr(n) for n in near)}?" if near else ""
-        raise UsageError(f"--step-range: no NVTX range is named {step_range!r}.{hint}")
+        raise no_such_range("--step-range", step_range, prepared)
 
 
 def _matches(text: str, pattern: str) -> bool:
