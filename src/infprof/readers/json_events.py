@@ -41,7 +41,7 @@ _ANY_BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 # A string that does not end reaches to the end of the text.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*("?)|[\[\]{}]', re.DOTALL)
-_SPACE = re.compile(rb"[\s,]*")
+_SPACE = re.compile(rb"[\s,\0]*")
 _KEY = re.compile(rb'[\s,]*"((?:[^"\\]|\\.)*)"\s*:\s*')
 _SCALAR = re.compile(rb"[^,\]}\s]+")
 # Strings are matched to be stepped over: what looks like a number inside one is text.
