@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import sqlite3
 import tarfile
 import time
@@ -18,7 +19,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from case_builders import US, problem, problem_codes
+from case_builders import US, infprof, problem, problem_codes
 from infprof.diagnosis import Options, analyze_file
 from infprof.errors import InfprofError
 from infprof.reports import render
@@ -304,3 +305,28 @@ def test_a_database_of_nvprof_is_named(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (_id_ INTEGER, cbid INT, start INT, end INT)")
     with pytest.raises(InfprofError, match="nvprof"):
         analyze_file(path)
+
+
+def test_bytes_behind_an_export_are_not_called_missing_ones(tmp_path: Path) -> None:
+    path = nsys(10**9).write(tmp_path / "trace.sqlite")
+    path.write_bytes(path.read_bytes() + b"behind" * 100)
+    assert "cut-short" not in problem_codes(analyze_file(path))
+
+
+# --- what is no file --------------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+    steady(KERNELS).write(tmp_path / "rank0.json")
+    os.mkfifo(tmp_path / "pipe")
+    done = infprof("analyze", tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_link_to_itself_is_one_sentence(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.json"
+    loop.symlink_to(loop)
+    for arguments in (("analyze", loop), ("compare", loop, loop)):
+        done = infprof(*arguments)
+        assert done.returncode in (2, 3)
+        assert "defect of infprof" not in done.stderr

@@ -116,8 +116,11 @@ def is_profile(path: Path) -> bool:
     Stricter than ``sniff``, which judges files that someone named: JSON must begin like a trace.
     """
     try:
+        # Asked before: to open a pipe would wait for its writer.
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
-            head = file.read(HEAD_BYTES) if path.is_file() else b""
+            head = file.read(HEAD_BYTES)
     except OSError:
         return False
     if not head or not any(reader.sniff(path, head) for reader in _readers()):
