@@ -754,10 +754,10 @@ def _files(
     files = [(name, target) for name, target in wanted.items() if target is not None]
     if output is not None:
         files.append((report_for_path(output).name, output))
-    seen: set[Path] = set()
-    inputs = {source.resolve() for source in sources}
+    seen: set[str] = set()
+    inputs = {os.path.realpath(source) for source in sources}
     for name, target in files:
-        resolved = target.resolve()
+        resolved = os.path.realpath(target)
         if resolved in inputs:
             raise UsageError(f"{target} is the input itself, which is never altered. Choose another name.")
         if resolved in seen and (target.is_file() or not target.exists()):

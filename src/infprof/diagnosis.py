@@ -83,6 +83,8 @@ MAX_KERNEL_ROWS = 1000
 NEEDS_RUN = "telemetry of the same run: record with `infprof run`"
 # A steady part of few operations must be this share of the trace to be one.
 MIN_STEADY_SHARE = 0.1
+# Nobody knows how much of a file was behind its cut.
+CUT_SHORT_AT_MOST = 0.5
 
 
 @dataclass(frozen=True)
@@ -159,9 +161,7 @@ def what_if(prepared: Prepared, diagnosis: Diagnosis, rules: RuleSet, most: int 
     recorded = Measures([m for m in diagnosis.measures if m.scope.kind == "window"])
 
     def judge(trace: Trace, window: tuple[int, int], same_kernels: bool) -> Verdict:
-        options = Options(
-            window=f"{max(window[0], 0)}ns:{window[1]}ns", whatif=False, steps=False, gpu_spec=prepared.gpu_spec
-        )
+        options = Options(window=f"{window[0]}ns:{window[1]}ns", whatif=False, steps=False, gpu_spec=prepared.gpu_spec)
         verdict = analyze(trace, rules, options).verdict
         if verdict.cls != "gpu-busy" or not same_kernels:
             return verdict
@@ -491,6 +491,7 @@ class _Analysis:
             idle_ratio=idle,
             accelerator_events=self.trace.accelerator_events,
             tool=self.trace.provenance.tool,
+            cut=self._is_cut,
         )
         if silent:
             self.problems.append(
@@ -507,8 +508,15 @@ class _Analysis:
         for doubt in doubts(self.prepared, *self._lost_launches):
             self.problems.append(doubt.problem)
             self.at_most.append(doubt.at_most)
-            for verdict in verdicts:
-                verdict.confidence = min(verdict.confidence, doubt.at_most)
+        if self._is_cut:
+            self.at_most.append(CUT_SHORT_AT_MOST)
+        for verdict in verdicts:
+            verdict.confidence = min([verdict.confidence, *self.at_most])
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether the reader found the end of the file, or of a table, missing."""
+        return any(p.code in ("cut-short", "damaged-table") for p in self.trace.problems)
 
     @cached_property
     def _lost_launches(self) -> tuple[int, int]:
@@ -684,6 +692,7 @@ class _Analysis:
             silent_graph_launches=silent,
             accelerator_events=self.trace.accelerator_events,
             tool=self.trace.provenance.tool,
+            cut=self._is_cut,
         )
         verdict = trace_verdict(facts, self.thresholds, [(s, redact(x)) for s, x in self.trace.diagnostics])
         assert verdict is not None, "a trace without GPU operations is unusable"

@@ -55,6 +55,8 @@ class TraceFacts:
     captured: int = 0
     accelerator_events: int = 0
     tool: str = ""
+    # The end of the file, or of a table, is missing.
+    cut: bool = False
 
 
 def trace_verdict(facts: TraceFacts, thresholds: Thresholds, diagnostics: list[tuple[str, str]]) -> Verdict | None:
@@ -68,6 +70,20 @@ def trace_verdict(facts: TraceFacts, thresholds: Thresholds, diagnostics: list[t
             "and no kernel of a GPU.",
             "only GPUs of NVIDIA and AMD (and kernels of others, where they are recorded as such) can be judged.",
         )
+    if facts.cut and not ran and facts.copies == 0:
+        return _unusable(
+            "damaged",
+            "The file is cut short or damaged, and nothing that ran on a GPU could be read: what is missing outweighs what "
+            "is there.",
+            "the whole file: copy or export it again.",
+        )
+    if facts.dropped > facts.operations:
+        return _unusable(
+            "damaged",
+            f"{facts.dropped} of {facts.dropped + facts.operations} GPU operations have no usable times: "
+            "what is missing outweighs what is there.",
+            "record again with a larger buffer or a shorter capture.",
+        )
     if facts.launches and not ran and facts.copies == 0:
         return _unusable(
             "gpu-not-recorded",
@@ -79,13 +95,6 @@ def trace_verdict(facts: TraceFacts, thresholds: Thresholds, diagnostics: list[t
         found = "no operation ran on a GPU" if not facts.operations else "only stray memsets ran on a GPU"
         why = f"{how.recorder} says: {said}" if said else how.gpu_work + "."
         return _unusable("no-gpu-work", f"Nothing to diagnose: {found} in this trace.", why)
-    if facts.dropped > facts.operations:
-        return _unusable(
-            "damaged",
-            f"{facts.dropped} of {facts.dropped + facts.operations} GPU operations have no usable times: "
-            "what is missing outweighs what is there.",
-            "record again with a larger buffer or a shorter capture.",
-        )
     if facts.lost > facts.kernels:
         return _unusable(
             "damaged",

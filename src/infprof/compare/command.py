@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -173,10 +174,10 @@ def _files(
     files = [(name, target) for name, target in wanted.items() if target is not None]
     if output is not None:
         files.append((report_for_path(output), output))
-    seen = {path.resolve() for path in inputs}
+    seen = {os.path.realpath(path) for path in inputs}
     for _, target in files:
-        if target.resolve() in seen and (target.is_file() or not target.exists()):
+        if os.path.realpath(target) in seen and (target.is_file() or not target.exists()):
             raise UsageError(f"{target} is an input, or named for two reports. Give each a file of its own.")
-        seen.add(target.resolve())
+        seen.add(os.path.realpath(target))
         check_target(target, force)
     return files

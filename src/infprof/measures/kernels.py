@@ -57,7 +57,7 @@ def kernel_table(prepared: Prepared, rows: BoolArray, device: int) -> list[Kerne
             mean_ns=float(totals[i] / counts[i]),
             p50_ns=int(p50[i]),
             p95_ns=int(p95[i]),
-            share=float(totals[i] / everything),
+            share=float(totals[i] / everything) if everything else 0.0,
             kernel_class=classes[n].kind,
             precision=classes[n].precision,
             library=classes[n].library,

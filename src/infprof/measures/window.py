@@ -229,7 +229,7 @@ def parse_window(spec: str) -> tuple[int | None, int | None]:
 def _time(text: str, spec: str) -> int | None:
     if not text:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-zµ]+)", text)
+    match = re.fullmatch(r"(-?(?:\d+(?:\.\d*)?|\.\d+))\s*([a-zµ]+)", text)
     if match is None or match[2] not in _UNITS:
         raise UsageError(f"--window {spec}: {text!r} is no time with a unit (ns, us, ms, s, min).")
     time = round(float(match[1]) * _UNITS[match[2]])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from infprof.errors import InfprofError
-from infprof.readers.gzipped import unpacked, unpacked_text
+from infprof.readers.gzipped import GZIP_MAGIC, unpacked, unpacked_text
 from infprof.trace import Trace
 
 
@@ -63,10 +63,44 @@ def read(path: Path) -> Trace:
         raise InfprofError(f"{path} cannot be read: {error.strerror or error}.") from None
     if not head:
         raise InfprofError(f"{path} is empty (0 bytes): the export or the recording did not finish. Make it again.")
+    wrapped = _wrapped(unpacked(head, HEAD_BYTES), head.startswith(GZIP_MAGIC))
+    if wrapped is not None:
+        raise InfprofError(f"{path} is {wrapped}.")
     for reader in _readers():
         if reader.sniff(path, head):
             return reader.read(path)
     raise InfprofError(_unknown(path, head))
+
+
+# First bytes of what people hand over instead of the profile: what it is, and what to do.
+_UNPACK = "unpack it and name the profile in it"
+_WRAPPERS = (
+    (b"PK\x03\x04", f"a ZIP archive: {_UNPACK}"),
+    (b"(\xb5/\xfd", f"compressed with zstd: {_UNPACK}"),
+    (b"\xfd7zXZ\0", f"compressed with xz: {_UNPACK}"),
+    (b"BZh", f"compressed with bzip2: {_UNPACK}"),
+    (b"\x04\x22\x4d\x18", f"compressed with lz4: {_UNPACK}"),
+    (b"7z\xbc\xaf\x27\x1c", f"a 7z archive: {_UNPACK}"),
+    (b"\xff\xfe", "text in UTF-16, as PowerShell redirects it: save it as UTF-8"),
+    (b"\xfe\xff", "text in UTF-16: save it as UTF-8"),
+    (b"{\0", "text in UTF-16: save it as UTF-8"),
+    (b"[\0", "text in UTF-16: save it as UTF-8"),
+    (b"\0{\0", "text in UTF-16: save it as UTF-8"),
+    (b"\0[\0", "text in UTF-16: save it as UTF-8"),
+    (b"version https://git-lfs.", "a pointer of Git LFS, not the file itself: fetch it with `git lfs pull`"),
+    (b"NVR\0", "a report of Nsight Compute, which has no timeline: record the program with nsys or torch.profiler"),
+    (b"PERFILE2", "a recording of Linux perf, which knows nothing of GPUs: record with nsys or torch.profiler"),
+)
+_TAR_MAGIC = slice(257, 262)
+
+
+def _wrapped(start: bytes, compressed: bool) -> str | None:
+    """What holds the profile, or is mistaken for one, by the (unpacked) first bytes; None for what readers may know."""
+    if start[_TAR_MAGIC] == b"ustar":
+        return f"a tar archive: {_UNPACK}"
+    if compressed and start.startswith(GZIP_MAGIC):
+        return "compressed twice with gzip: unpack it once"
+    return next((words for magic, words in _WRAPPERS if start.startswith(magic)), None)
 
 
 # What tells a trace from other JSON, such as the configuration files that lie beside it.
@@ -82,8 +116,11 @@ def is_profile(path: Path) -> bool:
     Stricter than ``sniff``, which judges files that someone named: JSON must begin like a trace.
     """
     try:
+        # Asked before: to open a pipe would wait for its writer.
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
-            head = file.read(HEAD_BYTES) if path.is_file() else b""
+            head = file.read(HEAD_BYTES)
     except OSError:
         return False
     if not head or not any(reader.sniff(path, head) for reader in _readers()):

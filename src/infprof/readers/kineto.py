@@ -46,6 +46,8 @@ _SYNC_KINDS = (
 )
 # Launches whose grid is recorded in threads instead of blocks.
 _GRID_IN_THREADS = re.compile(r"^hipExt")
+# What PyTorch's profiler writes beside the events, and no other tool.
+_PYTORCH_KEYS = ("schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds")
 _CAPTURE_KEYS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
 _VERSION_KEYS = (
     "cuda_runtime_version",
@@ -80,17 +82,38 @@ class KinetoReader:
                 break
         if not stream.found_events or not columns.total:
             raise InfprofError(_no_trace(path, stream))
+        refusal = _refusal(path, columns, stream)
+        if refusal is not None:
+            raise InfprofError(refusal)
         return _Builder(path, columns, stream.top, stream.report, lenient.text_times).build()
 
 
 def _no_trace(path: Path, stream: EventStream[Any]) -> str:
     if stream.report.dropped:
         return f"{path} is no PyTorch trace: its events cannot be read from byte {stream.report.dropped[0]} on."
-    if stream.found_events:
-        return f"{path} holds no trace events: the profiler recorded nothing."
     if stream.report.cut_at is not None:
         return f"{path} is JSON that ends in the middle (at byte {stream.report.cut_at}), before any trace event."
+    if stream.found_events:
+        return f"{path} holds no trace events: the profiler recorded nothing."
     return f"{path} is JSON without traceEvents: neither a PyTorch trace nor a diagnosis of infprof."
+
+
+def _refusal(path: Path, columns: k.EventColumns, stream: EventStream[Any]) -> str | None:
+    """Why what could be read of a file is not to be judged; None where it is a PyTorch trace."""
+    lost = stream.report.dropped
+    if len(lost) > columns.total:
+        return (
+            f"{path} is damaged: {len(lost):,} of its events are no JSON (the first at byte {lost[0]:,}) and only "
+            f"{columns.total:,} can be read. Copy or export the trace again."
+        )
+    if columns.any_known() or any(key in stream.top for key in _PYTORCH_KEYS):
+        return None
+    if not columns.phased:
+        return f"{path} is JSON, but holds no trace events: neither a PyTorch trace nor a diagnosis of infprof."
+    return (
+        f"{path} is a trace of another tool than PyTorch's profiler: none of its {columns.total:,} events has a category "
+        "that this one writes, so nobody knows which of them ran on a GPU. Record with torch.profiler or nsys."
+    )
 
 
 class _Builder:
@@ -145,7 +168,7 @@ class _Builder:
             inputs=[inputs or t.OperatorInputs((), ()) for inputs in self._inputs],
             rank=_whole(info.get("rank")) if self.label_count == 1 else None,
             world_size=_whole(info.get("world_size")),
-            accelerator_events=self.columns.accelerator_events,
+            accelerator_events=self.columns.on_accelerators(),
             dropped_launches=(
                 (np.concatenate([p for p, _ in self.dropped]), np.concatenate([c for _, c in self.dropped]))
                 if self.dropped
@@ -279,7 +302,7 @@ class _Builder:
         Numbers are those of CUDA_VISIBLE_DEVICES; on ROCm they are HSA nodes, which count the CPUs first.
         """
         properties = self._properties()
-        by_id = {p.get("id"): p for p in properties}
+        by_id = {_whole(p.get("id")): p for p in properties}
         used = sorted({number for _, number in self.device_index})
         if not set(used) <= set(by_id):
             alike = len({str(p.get("name")) + str(p.get("totalGlobalMem")) for p in properties}) == 1
@@ -600,6 +623,14 @@ class _Builder:
             say(
                 Problem(
                     "unreadable-events", f"{count} events are no JSON and were left out, at byte {places}{more}.", count
+                )
+            )
+        if report.after_end is not None:
+            say(
+                Problem(
+                    "text-after-end",
+                    f"Something follows the end of the trace, at byte {report.after_end:,}: it was not read. If several "
+                    "traces were joined in one file, analyze each on its own.",
                 )
             )
         if report.non_finite:

@@ -190,7 +190,7 @@ def _int(value: Any) -> int | None:
 
 def _int_or_text(value: Any) -> int | str | None:
     if isinstance(value, (int, str)) or value is None:
-        return value
+        return int(value) if isinstance(value, bool) else value
     return _int(value)
 
 
@@ -333,6 +333,8 @@ def _sync_extra(args: Sequence[Args]) -> dict[str, NDArray[Any]]:
 
 _EXTRA: dict[str, _Extra] = {KERNEL: _kernel_extra, COPY: _size_extra, MEMSET: _size_extra, SYNC: _sync_extra}
 
+# What other makers' profilers call the process that stands for their device.
+_ACCELERATOR = re.compile(r"\b(?:ascend|npu|tpu|hpu|mlu|ipu|neuron)\b", re.IGNORECASE)
 _LABELLED_PID = re.compile(r"^\[(.+?)\]\s*(-?\d+)?")
 
 
@@ -348,11 +350,14 @@ class EventColumns:
         self.host_places = Codes()  # (label, pid, tid)
         self.inputs = Codes()  # raw text of an operator's arguments
         self.accelerator_events = 0
+        # Events that say neither what they are nor, by their process, whose: how many of each process.
+        self.uncategorised: dict[int | str | None, int] = {}
         self.unknown: dict[str, int] = {}
         self.process_names: dict[int | str | None, str] = {}
         self.thread_names: dict[tuple[int | str | None, int | str | None], str] = {}
         self.categories: set[str] = set()
         self.total = 0
+        self.phased = False
 
     def add(self, events: Iterable[Event] | Iterable[ExactEvent]) -> None:
         """Sort a piece into its kinds and append their columns."""
@@ -381,6 +386,8 @@ class EventColumns:
                 memory.append(event)
             elif event.ph == "M":
                 self._name(event)
+            elif event.ph:
+                self.phased = True
         self.categories.update(category for category in by_category if category is not None)
         for kind, bucket in buckets.items():
             assert kind is not None
@@ -389,11 +396,27 @@ class EventColumns:
             self._append_memory(memory)
 
     def _note(self, event: Any, kind: str | None) -> None:
+        self.phased = True
+        if event.cat is None:
+            self.uncategorised[event.pid] = self.uncategorised.get(event.pid, 0) + 1
+        on_device = False
         if kind is None:
             self.unknown[event.cat] = self.unknown.get(event.cat, 0) + 1
-        self.accelerator_events += kind == ACCELERATOR
+            args = event.args or _NO_ARGS
+            on_device = args.device >= 0 or args.stream >= 0
+        self.accelerator_events += kind == ACCELERATOR or on_device
+
+    def any_known(self) -> bool:
+        """Whether any event is one that PyTorch's profiler writes."""
+        return bool(self.categories or self.accelerator_events or any(rows.count for rows in self.rows.values()))
+
+    def on_accelerators(self) -> int:
+        """How many events ran on a device that is no GPU, by their category or the name of their process."""
+        named = (n for pid, n in self.uncategorised.items() if _ACCELERATOR.search(self.process_names.get(pid, "")))
+        return self.accelerator_events + sum(named)
 
     def _name(self, event: Any) -> None:
+        self.phased = True
         text = event.args.name if event.args is not None else None
         if text and event.name == "process_name":
             self.process_names[event.pid] = text
@@ -411,7 +434,9 @@ class EventColumns:
             "name": text_codes(self.strings, [event.name or "[unnamed]" for event in events]),
         }
         if kind in ON_GPU or kind == CALL:
-            columns["correlation"] = ints([a.correlation for a in args])
+            correlation = ints([a.correlation for a in args])
+            # Ids of 32 bits that were written as signed ones.
+            columns["correlation"] = np.where(correlation < -1, correlation & 0xFFFFFFFF, correlation)
         if kind in ON_GPU:
             columns.update(self._on_gpu(events, args))
         else:
@@ -538,15 +563,15 @@ def parsed_inputs(key: tuple[bytes, bytes, bytes]) -> OperatorInputs | None:
     """An operator's arguments of their JSON text; None where it is not what it should be."""
     try:
         dims, types, concrete = (msgspec.json.decode(text) if text else [] for text in key)
-    except msgspec.DecodeError:
+        if not all(isinstance(part, list) for part in (dims, types, concrete)):
+            return None
+        return OperatorInputs(
+            tuple(_shape(d) for d in dims),
+            tuple(str(x) for x in types),
+            tuple("" if c is None else str(c) for c in concrete),
+        )
+    except (msgspec.DecodeError, RecursionError):
         return None
-    if not all(isinstance(part, list) for part in (dims, types, concrete)):
-        return None
-    return OperatorInputs(
-        tuple(_shape(d) for d in dims),
-        tuple(str(x) for x in types),
-        tuple("" if c is None else str(c) for c in concrete),
-    )
 
 
 def _shape(value: Any) -> tuple[Any, ...]:

@@ -227,6 +227,10 @@ class _Builder:
         self.missing_strings = 0
 
     def build(self) -> t.Trace:
+        if self.file.has("StringTable") and not self.file.has("StringIds"):
+            raise InfprofError(
+                f"{self.path} is a database of nvprof, whose tables are others than those of Nsight Systems: record with nsys."
+            )
         if not any(self.file.has(table) for table in KNOWN_TABLES):
             raise InfprofError(
                 f"{self.path} is an SQLite file without any table of an Nsight Systems export: "
@@ -1014,7 +1018,7 @@ class _Builder:
         for code in distinct_values(data.codes[rows]).tolist():
             try:
                 sample = json.loads(data.values[code]).items()
-            except (ValueError, AttributeError):
+            except (ValueError, AttributeError, RecursionError):
                 self.problems.append(
                     Problem("counters-unreadable", "GPU metrics could not be read: a sample is not one JSON object.")
                 )
@@ -1196,6 +1200,8 @@ def _correlation(columns: dict[str, IntColumn], rows: int) -> IntArray:
     ids = columns["correlationId"].filled(-1)
     if ids.min(initial=-1) >= -1 and ids.max(initial=-1) < 2**32:
         return ids
+    # Ids of 32 bits that were written as signed ones.
+    ids = np.where((ids < -1) & (ids >= -(2**31)), ids & 0xFFFFFFFF, ids)
     return np.where((ids >= 0) & (ids < 2**32), ids, -1)
 
 
@@ -1212,7 +1218,7 @@ def _json_message_size(text: str) -> int:
     """The size in NCCL's payload, e.g. {"Message size [bytes]": 8388608}; -1 if there is none."""
     try:
         payload = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return -1
     stack = [payload]
     while stack:

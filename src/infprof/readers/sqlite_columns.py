@@ -84,8 +84,9 @@ def _missing_bytes(path: Path) -> int:
     pages = -(-size // page)
     # The header's page count is valid only where it was written with the last change.
     if head[24:28] == head[92:96]:
-        pages = max(pages, int.from_bytes(head[28:32], "big"))
-    return pages * page - size
+        pages = int.from_bytes(head[28:32], "big") or pages
+    # What lies behind the last page is none of the database.
+    return max(pages * page - size, 0)
 
 
 class TableSource(Protocol):
