@@ -12,6 +12,7 @@ from infprof.measures import intervals as iv
 from infprof.measures import operations as op
 from infprof.measures.idle import CAUSE, IdleModel
 from infprof.measures.operations import Prepared
+from infprof.measures.peers import LONG_WAIT_NS
 from infprof.measures.slices import DeviceTime
 from infprof.quantiles import median
 from infprof.results import Measures, Problem
@@ -37,7 +38,9 @@ def add_host_parts(measures: Measures, prepared: Prepared, model: IdleModel, tim
     measures.add("idle_before_sampling_ns", sampling, "ns", "D", "kernel names")
     share = sampling / demand if demand > 0 else None
     measures.add("idle_before_sampling_ratio", share, "ratio", "D", "kernel names")
-    _add_pauses(measures, prepared, time, part)
+    new = _before_new_kernel(prepared, time)
+    measures.add("idle_before_new_kernel_ns", int(part[new].sum()), "ns")
+    _add_pauses(measures, prepared, time, part, new)
     _add_lock_peers(measures, prepared, model, time, demand)
 
 
@@ -62,7 +65,18 @@ def _before_sampling(prepared: Prepared, time: DeviceTime) -> BoolArray:
     return found
 
 
-def _add_pauses(measures: Measures, prepared: Prepared, time: DeviceTime, part: IntArray) -> None:
+def _before_new_kernel(prepared: Prepared, time: DeviceTime) -> BoolArray:
+    """Long gaps that end with the first launch of a kernel: what recordings without module loads show of compiling."""
+    gaps = time.gaps
+    found = (gaps.operation >= 0) & (gaps.lengths >= LONG_WAIT_NS)
+    long = np.flatnonzero(found)
+    found[long] = np.isin(prepared.operations.launch[gaps.operation[long]], prepared.first_launches)
+    return found
+
+
+def _add_pauses(
+    measures: Measures, prepared: Prepared, time: DeviceTime, part: IntArray, before_new_kernel: BoolArray
+) -> None:
     """Few, long stretches of host work, and how regularly they come."""
     gaps = time.gaps
     worked = part[part > 0]
@@ -82,6 +96,7 @@ def _add_pauses(measures: Measures, prepared: Prepared, time: DeviceTime, part: 
     period = int(median(apart)) if len(apart) else None
     source = "median distance of their begins" if len(apart) else "no pauses"
     measures.add("host_pause_period_ns", period, "ns", source=source)
+    measures.add("host_pause_new_kernel_count", int(before_new_kernel[long].sum()), "count")
     marked = iv.covered(_collections(prepared), gaps.starts[long], gaps.ends[long])
     measures.add("host_pause_gc_ns", int(marked.sum()), "ns", source="ranges that name garbage collection")
 
