@@ -316,7 +316,7 @@ def bubble_causes(m: Measures) -> dict[str, int]:
     causes = {c: int(_value(m, f"idle_{c.replace('-', '_')}_ns")) for c in names}
     loop, loss = int(_value(m, "idle_host_loop_ns")), int(_value(m, "idle_sync_loss_ns"))
     # What the host does before sampling is its work, whoever waited before.
-    sampling = max(min(int(_value(m, "idle_before_sampling_ns")) - loop, loss), 0)
+    sampling = int(_value(m, "idle_sampling_loss_ns"))
     causes["host-work"], causes["sync"] = loop + sampling, loss - sampling
     named = sum(causes.values())
     # What is left of recoverable idle is unexplained, unless it was large enough to be taken out of D.

@@ -26,11 +26,15 @@ from infprof.measures.names import MEASURES
 from infprof.measures.operations import BLOCKED_NS, Prepared
 from infprof.measures.peers import LONG_WAIT_NS
 from infprof.measures.slices import DeviceTime, device_time
+from infprof.quantiles import median
 from infprof.results import COPY_CAUSES, IDLE_CAUSES, Measures
 from infprof.trace import D2H, PINNED, BoolArray, IntArray, Trace, is_constant
 
 # Between two launches of one step the host needs less than this; between steps there may be more to do.
 SHORT_GAP_NS = 1_000_000
+
+# A host whose launches wait this long in the queue, half of them, runs ahead of the device.
+AHEAD_NS = 3_000_000
 
 # A host thread is not using the CPU for the program while it is in one of these.
 _BLOCKED = (host.SYNC, host.LOCK, host.IO, host.POLL, host.TERMINAL, host.PROFILER_TIME, host.CONTENTION)
@@ -203,12 +207,17 @@ def _add_loop(measures: Measures, prepared: Prepared, model: IdleModel, time: De
 def _held_before_copies(prepared: Prepared, model: IdleModel, time: DeviceTime, thread: int) -> int:
     """How long copy calls of the thread kept it waiting for the device's earlier work, before their own copy began, ns.
 
-    Only of copies that wait: blocking ones, and those to the host, unless its memory is pinned.
+    Only of copies that wait: blocking ones, and those to the host, unless its memory is pinned. And only where the host
+    is seen to run ahead otherwise: in a loop that waits in every turn it may need the time for itself.
     """
     table, copies, nested = prepared.trace.api_calls, prepared.trace.copies, prepared.thread_calls
     if table is None or copies is None or nested is None or thread not in nested.rows:
         return 0
     ops = prepared.operations
+    launched = np.flatnonzero(_launched(ops, time) & (ops.kind == op.KERNEL))
+    ahead = ops.start[launched] - table["end"][ops.launch[launched]]
+    if not len(ahead) or median(ahead) < AHEAD_NS:
+        return 0
     mine = np.flatnonzero((ops.kind == op.COPY) & (ops.launch >= 0) & (ops.device == time.device))
     call = nested.outer[ops.launch[mine]]
     row = ops.row[mine]

@@ -24,6 +24,8 @@ PAUSE_NS, PAUSE_FACTOR, PAUSE_SHARE = 50_000_000, 10, 0.05
 LEAST_PAUSES = 2
 # Sampling begins with other kernels, too (penalties, a softmax): its own is among so many, with none of these before.
 SAMPLING_WITHIN = 4
+# Below this share of D a wait before sampling may as well be hidden by running ahead.
+SAMPLING_SHARE = 0.2
 _MODEL = ("gemm", "gemv", "attention", "moe", "norm", "rotary", "embedding", "communication")
 # From this part of D on it is worth looking who had the lock.
 LOCK_SHARE = 0.01
@@ -38,6 +40,11 @@ def add_host_parts(measures: Measures, prepared: Prepared, model: IdleModel, tim
     measures.add("idle_before_sampling_ns", sampling, "ns", "D", "kernel names")
     share = sampling / demand if demand > 0 else None
     measures.add("idle_before_sampling_ratio", share, "ratio", "D", "kernel names")
+    # Of the loss behind a wait what lies before sampling: the host's work, whoever waited, where it is most of the loop.
+    loop, loss = (int(measures.value(f"idle_{name}_ns") or 0) for name in ("host_loop", "sync_loss"))
+    large = sampling >= SAMPLING_SHARE * max(demand, 1) and 2 * sampling > loop + loss
+    behind = max(min(sampling - loop, loss), 0) if large else 0
+    measures.add("idle_sampling_loss_ns", behind, "ns", "D", "kernel names")
     new = _before_new_kernel(prepared, time)
     measures.add("idle_before_new_kernel_ns", int(part[new].sum()), "ns")
     _add_pauses(measures, prepared, time, part, new)

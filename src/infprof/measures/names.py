@@ -80,6 +80,9 @@ MEASURES: dict[str, MeasureInfo] = {
         "ns", "host-work and sync in idle gaps behind which the next kernel samples, by its name"
     ),
     "idle_before_sampling_ratio": MeasureInfo("ratio", "idle_before_sampling_ns over D"),
+    "idle_sampling_loss_ns": MeasureInfo(
+        "ns", "part of idle_before_sampling_ns that idle_sync_loss_ns holds, where it is a fifth of D and most of both"
+    ),
     "idle_before_new_kernel_ns": MeasureInfo(
         "ns", "host-work and sync in idle gaps of 10 ms and longer that end with the first launch of a kernel"
     ),
