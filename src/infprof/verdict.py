@@ -268,6 +268,13 @@ def communication_verdict(m: Measures, share: float, thresholds: Thresholds) -> 
     elif spread is None:
         moved = "" if rate is None else f"messages move at {rate / 1e9:.1f} GB/s, which no link explains; "
         why = f"{moved}whether a rank is late only the traces of all ranks together can tell"
+        outliers = _value(m, "comm_outlier_ns") / max(_value(m, "comm_total_ns"), 1)
+        if outliers >= 0.2:
+            count = round(_value(m, "comm_outlier_count"))
+            why = (
+                f"{_pct(outliers)} of it are {count} collectives that take ten times as long as usual, which is waiting for "
+                f"another rank; {why}"
+            )
     elif rate is not None:
         why = f"messages move at {rate / 1e9:.1f} GB/s, which no link explains"
     return Verdict(
@@ -298,12 +305,16 @@ def _pcie(m: Measures, share: float, thresholds: Thresholds) -> Verdict:
         cause, why = "small-copies", f"half of it in copies of {median} bytes or less, where the fixed cost rules"
     else:
         cause, why = "volume", f"mostly {direction}{at}, {_beside_kernels(m, exposed)}"
+    confidence = SURE
+    if cause == "volume" and m.value("pageable_count") is None:
+        confidence = FAIR
+        why += "; whether from or to pageable memory was not recorded"
     return Verdict(
         "pcie-limited",
         cause,
         None,
         "C",
-        SURE,
+        confidence,
         f"Copies between host and device limit this run: for {_pct(share)} of {_the_time(m)} one runs and no kernel does; {why}.",
     )
 
@@ -321,8 +332,10 @@ def bubble_causes(m: Measures) -> dict[str, int]:
     """Recoverable idle time by cause, ns, after deciding whether waits or the host's own work make the loop long."""
     names = ("launch", "lock", "allocator", "module-load", "io", "cpu-contention")
     causes = {c: int(_value(m, f"idle_{c.replace('-', '_')}_ns")) for c in names}
-    causes["host-work"] = int(_value(m, "idle_host_loop_ns"))
-    causes["sync"] = int(_value(m, "idle_sync_loss_ns"))
+    loop, loss = int(_value(m, "idle_host_loop_ns")), int(_value(m, "idle_sync_loss_ns"))
+    # What the host does before sampling is its work, whoever waited before.
+    sampling = int(_value(m, "idle_sampling_loss_ns"))
+    causes["host-work"], causes["sync"] = loop + sampling, loss - sampling
     named = sum(causes.values())
     # What is left of recoverable idle is unexplained, unless it was large enough to be taken out of D.
     rest = int(_value(m, "recoverable_idle_ns")) - named
@@ -335,9 +348,11 @@ def bubble_causes(m: Measures) -> dict[str, int]:
 def _bubble(analysis: DeviceAnalysis, share: float, thresholds: Thresholds) -> Verdict:
     m = analysis.measures
     words = dict(_CAUSE_WORDS)
+    causes = bubble_causes(m)
     if analysis.trace.os_calls is None:
         words["host-work"] = "outside CUDA"
-    causes = bubble_causes(m)
+    elif _value(m, "idle_peer_work_ns") >= causes["host-work"] / 2 > 0:
+        words["host-work"] = "waiting for another thread or process that works"
     demand = max(_value(m, "demand_ns"), 1)
     ordered = sorted(causes, key=lambda c: (-causes[c], c))
     cause = ordered[0]
@@ -363,8 +378,18 @@ def _bubble(analysis: DeviceAnalysis, share: float, thresholds: Thresholds) -> V
             " Most of it are gaps of 10 ms and more, and whether the host worked in them or waited (for requests, for "
             "another process) was not recorded."
         )
-    elif cause == "host-work" and analysis.trace.os_calls is None:
+        if _value(m, "idle_before_new_kernel_ns") >= _value(m, "idle_host_loop_ns") / 2:
+            sentence += " Most of it ends with the first launch of a kernel: compiling or loading it is a candidate."
+    elif (cause == "host-work" or words[cause] == _CAUSE_WORDS["sync"]) and analysis.trace.os_calls is None:
+        # A lock, a peer, or no CPU look the same from here.
+        confidence = min(confidence, FAIR)
         sentence += " System calls were not recorded: part of it may be waits in them."
+    elif cause == "lock" and _value(m, "lock_peer_working_ratio") < 0.5:
+        confidence = min(confidence, 0.6)
+        sentence += (
+            " No other thread of the process was seen to work for half of that: it may have waited for work to be handed over, or "
+            "for requests."
+        )
     return Verdict("scheduling-bubble", cause, None, "C", confidence, sentence)
 
 

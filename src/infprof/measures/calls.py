@@ -16,12 +16,17 @@ from infprof.trace import BoolArray, IntArray, Table, is_constant
 # What a CUDA call does. COPY calls are launches until their own copy starts and waits afterwards.
 LAUNCH, SYNC, COPY, ALLOCATOR, MODULE, OTHER_CUDA = range(6)
 
-# What an operating-system call waits for. TERMINAL is stdio reading, which may be a person at a keyboard.
-LOCK, IO, POLL, TERMINAL, OTHER_OS = range(5)
+# What an operating-system call waits for. TERMINAL is stdio reading, which may be a person at a keyboard; PAUSE is a
+# thread that gives up its CPU to look again later.
+LOCK, IO, POLL, TERMINAL, PAUSE, OTHER_OS = range(6)
 
 # First match wins. Names come without version suffix; `hip` and `mc` prefixes are other vendors' copies of the API.
 _CUDA_KINDS = (
-    (MODULE, r"(Module|Library|Link|Kernel(GetFunction|GetName))|^nvrtc|RegisterFatBinary|^cuFuncLoad|FuncGetModule"),
+    # cuModuleLoadData loads, hipModuleLaunchKernel launches.
+    (
+        MODULE,
+        r"(Module(?!Launch)|Library|Link|Kernel(GetFunction|GetName))|^(nv|hip)rtc|RegisterFatBinary|^cuFuncLoad|FuncGetModule",
+    ),
     (SYNC, r"Synchronize$|Synchronize_ptsz$|Synchronize_ptds$"),
     (COPY, r"Memcpy|MemPrefetch"),
     (LAUNCH, r"Launch(?!Attribute)|Memset|EventRecord|StreamWaitEvent"),
@@ -33,9 +38,10 @@ _CUDA_KINDS = (
 )
 _LAUNCHERS = r"Launch(?!Attribute)"
 _GRAPH_LAUNCHERS = r"GraphLaunch"
-_PINNED_ALLOCATORS = r"HostAlloc|MallocHost|HostRegister|MemAllocHost"
+_PINNED_ALLOCATORS = r"HostAlloc|HostMalloc|MallocHost|HostRegister|MemAllocHost"
 
 _OS_KINDS = (
+    (PAUSE, r"^(clock_)?nanosleep$|^u?sleep$|^sched_yield$|^pthread_yield$"),
     (TERMINAL, r"^_?(IO_)?(f?getc|getchar|fgets|gets|getline|getdelim|v?f?scanf|readline)(_unlocked)?$"),
     (POLL, r"^(__)?(p?poll|ppoll|epoll_p?wait2?|p?select|accept4?|sigwait(info)?|sigtimedwait|pause)(_chk)?$"),
     (

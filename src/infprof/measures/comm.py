@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from infprof.distinct import distinct_values
+from infprof.distinct import distinct_values, groups
 from infprof.measures import operations as op
 from infprof.measures.operations import Prepared
 from infprof.measures.ranges import nccl_table
@@ -15,7 +15,11 @@ from infprof.trace import BoolArray, IntArray
 
 # Ranks are compared only if this share of their collectives has the same name in the same place.
 MATCHED_SHARE = 0.9
-
+# A collective that waits for a rank that stands still is this many times as long as usual, and this long. It stands
+# alone: a large prompt makes a row of long ones.
+OUTLIER_FACTOR, OUTLIER_NS = 10, 20_000_000
+# Fewer collectives say nothing of what is usual.
+LEAST_COLLECTIVES = 20
 
 _NEEDS_RANKS = "traces of all ranks with common collectives"
 
@@ -30,6 +34,7 @@ def add_comm(measures: Measures, prepared: Prepared, time: DeviceTime, rows: Boo
     length = (ops.end - ops.start)[mine]
     measures.add("comm_p50_ns", int(median(length)) if len(length) else None, "ns")
     measures.add("comm_total_ns", total, "ns")
+    _add_outliers(measures, prepared, mine, length)
     measures.add("comm_hidden_ratio", hidden / total if total else None, "ratio")
     sized = [row for row in nccl_table(prepared, time.scope, None, time.device) if row.bytes is not None]
     moved = sum((row.bytes or 0) * row.count for row in sized)
@@ -44,6 +49,21 @@ def add_comm(measures: Measures, prepared: Prepared, time: DeviceTime, rows: Boo
     ratio = waited / total if waited is not None and total else None
     measures.add("comm_spread_ns", waited, "ns", source="timeline" if waited is not None else _NEEDS_RANKS)
     measures.add("comm_spread_ratio", ratio, "ratio", source="timeline" if ratio is not None else _NEEDS_RANKS)
+
+
+def _add_outliers(measures: Measures, prepared: Prepared, mine: BoolArray, length: IntArray) -> None:
+    """Single collectives that take far longer than the same kernel usually does: they wait for another rank."""
+    ops, kernels = prepared.operations, prepared.trace.kernels
+    beyond = np.zeros(len(length), dtype=np.int64)
+    if kernels is not None and len(length) >= LEAST_COLLECTIVES:
+        for _, alike in groups(kernels["name"][ops.row[mine]]):
+            usual = float(median(length[alike]))
+            long = length[alike] >= max(OUTLIER_FACTOR * usual, OUTLIER_NS)
+            beyond[alike] = np.where(long, length[alike] - round(usual), 0)
+    beside = np.append(beyond[1:], 0) + np.append(0, beyond[:-1])
+    alone = (beyond > 0) & (beside == 0)
+    measures.add("comm_outlier_count", int(alone.sum()), "count")
+    measures.add("comm_outlier_ns", int(beyond[alone].sum()), "ns")
 
 
 def matched_collectives(prepared: Prepared, low: int | None = None, high: int | None = None) -> list[IntArray] | None:

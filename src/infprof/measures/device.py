@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from infprof.distinct import distinct_values
-from infprof.measures import host
+from infprof.measures import calls, host
 from infprof.measures import intervals as iv
 from infprof.measures import operations as op
 from infprof.measures.after_pauses import add_after_pauses
@@ -23,14 +23,18 @@ from infprof.measures.intervals import Intervals
 from infprof.measures.kernels import add_kernels, few_sm_rows
 from infprof.measures.launches import add_launches
 from infprof.measures.names import MEASURES
-from infprof.measures.operations import Prepared
+from infprof.measures.operations import BLOCKED_NS, Prepared
+from infprof.measures.peers import LONG_WAIT_NS
 from infprof.measures.slices import DeviceTime, device_time
+from infprof.quantiles import median
 from infprof.results import COPY_CAUSES, IDLE_CAUSES, Measures
-from infprof.trace import BoolArray, IntArray, Trace, is_constant
+from infprof.trace import D2H, PINNED, BoolArray, IntArray, Trace, is_constant
 
-LONG_GAP_NS = 10_000_000
 # Between two launches of one step the host needs less than this; between steps there may be more to do.
 SHORT_GAP_NS = 1_000_000
+
+# A host whose launches wait this long in the queue, half of them, runs ahead of the device.
+AHEAD_NS = 3_000_000
 
 # A host thread is not using the CPU for the program while it is in one of these.
 _BLOCKED = (host.SYNC, host.LOCK, host.IO, host.POLL, host.TERMINAL, host.PROFILER_TIME, host.CONTENTION)
@@ -177,6 +181,7 @@ def _add_loop(measures: Measures, prepared: Prepared, model: IdleModel, time: De
     if thread is not None:
         spent = model.timelines.spent(thread, time.scope.starts, time.scope.ends)
         blocked = int(sum(spent[label].sum() for label in _BLOCKED))
+        blocked += _held_before_copies(prepared, model, time, thread)
         host_time = max(time.window_ns - blocked, 0)
     measures.add("host_time_ns", host_time, "ns")
     measures.add("host_to_gpu_ratio", host_time / busy if host_time is not None and busy else None, "ratio")
@@ -190,8 +195,9 @@ def _add_loop(measures: Measures, prepared: Prepared, model: IdleModel, time: De
     # A host that works between steps does so for milliseconds; for longer it may as well wait for requests or a peer.
     unproven = 0
     if prepared.trace.os_calls is None:
-        long = gaps.lengths >= LONG_GAP_NS
+        long = gaps.lengths >= LONG_WAIT_NS
         unproven = sum(int(gaps.causes[CAUSE[cause]][long].sum()) for cause in ("host-work", "sync"))
+    measures.add("idle_peer_work_ns", int(gaps.peer_ns.sum()), "ns")
     measures.add("unproven_host_work_ns", unproven, "ns")
     measures.add("unproven_host_work_ratio", min(unproven / loop, 1.0) if loop else None, "ratio")
     _add_host_gaps(measures, prepared, time, host_is_longer)
@@ -200,6 +206,32 @@ def _add_loop(measures: Measures, prepared: Prepared, model: IdleModel, time: De
     measures.add("idle_host_loop_ratio", loop / demand if demand > 0 else None, "ratio")
     measures.add("idle_sync_loss_ns", loss, "ns")
     measures.add("idle_sync_loss_ratio", loss / demand if demand > 0 else None, "ratio")
+
+
+def _held_before_copies(prepared: Prepared, model: IdleModel, time: DeviceTime, thread: int) -> int:
+    """How long copy calls of the thread kept it waiting for the device's earlier work, before their own copy began, ns.
+
+    Only of copies that wait: blocking ones, and those to the host, unless its memory is pinned. And only where the host
+    is seen to run ahead otherwise: in a loop that waits in every turn it may need the time for itself.
+    """
+    table, copies, nested = prepared.trace.api_calls, prepared.trace.copies, prepared.thread_calls
+    if table is None or copies is None or nested is None or thread not in nested.rows:
+        return 0
+    ops = prepared.operations
+    launched = np.flatnonzero(_launched(ops, time) & (ops.kind == op.KERNEL))
+    ahead = ops.start[launched] - table["end"][ops.launch[launched]]
+    if not len(ahead) or median(ahead) < AHEAD_NS:
+        return 0
+    mine = np.flatnonzero((ops.kind == op.COPY) & (ops.launch >= 0) & (ops.device == time.device))
+    call = nested.outer[ops.launch[mine]]
+    row = ops.row[mine]
+    returns = calls.matching(prepared.trace.strings, r"Async")[table["name"][call]]
+    to_host = (copies["kind"][row] == D2H) & (copies["dst"][row] != PINNED)
+    waits = (table["thread"][call] == thread) & (~returns | to_host) & (ops.start[mine] > table["start"][call])
+    begun, until = table["start"][call[waits]], np.minimum(ops.start[mine[waits]], table["end"][call[waits]])
+    held = until - begun > BLOCKED_NS
+    inside = iv.intersect(iv.union(begun[held], until[held]), time.scope)
+    return iv.intersect(inside, model.busy(time.device)).total()
 
 
 def _blocked_copy_idle(prepared: Prepared, time: DeviceTime) -> int:

@@ -33,8 +33,9 @@ from infprof.trace import MODULE_LOAD, PROFILER, IntArray, constant, picked
     PROFILER_TIME,
     LONG_CUDA,
     CONTENTION,
-) = range(13)
-LABELS = 13
+    PAUSE,
+) = range(14)
+LABELS = 14
 
 _OF_CUDA = {
     calls.LAUNCH: LAUNCH,
@@ -44,15 +45,23 @@ _OF_CUDA = {
     calls.MODULE: MODULE,
     calls.OTHER_CUDA: OTHER_CUDA,
 }
-_OF_OS = {calls.LOCK: LOCK, calls.IO: IO, calls.POLL: POLL, calls.TERMINAL: TERMINAL, calls.OTHER_OS: OUTSIDE}
+_OF_OS = {
+    calls.LOCK: LOCK,
+    calls.IO: IO,
+    calls.POLL: POLL,
+    calls.TERMINAL: TERMINAL,
+    calls.PAUSE: PAUSE,
+    calls.OTHER_OS: OUTSIDE,
+}
 
 # Ranges whose names say that something is being compiled or tuned ("Torch-Compiled Region" runs compiled code).
 COMPILE_RANGE = re.compile(r"nvrtc|compil(?!ed)|autotun|auto_tun|\bjit\b", re.IGNORECASE)
 
 Labels = NDArray[np.int8]
 
-# A loop that polls returns to its next poll within this time when there was nothing to do.
-POLL_LOOP_NS = 1_000_000
+# A loop that polls returns to its next poll within this time when there was nothing to do, or within the shorter one
+# where it also tries to read.
+POLL_LOOP_NS, READ_LOOP_NS = 1_000_000, 250_000
 
 
 # Intervals that meet more stretches of a timeline than this are added up one by one.
@@ -94,6 +103,7 @@ class HostTimelines:
         self._stalls = self._first_launch_stalls()
         os_table = prepared.trace.os_calls
         self._os_kinds = calls.os_kinds(prepared.trace.strings) if os_table is not None else np.empty(0, dtype=np.int64)
+        self._reads = calls.matching(prepared.trace.strings if os_table is not None else (), r"^(p?readv?2?|recv\w*)$")
         self._os_calls = calls.ThreadCalls(os_table) if os_table is not None else None
 
     def spent(self, thread: int, starts: IntArray, ends: IntArray) -> list[IntArray]:
@@ -302,10 +312,10 @@ class HostTimelines:
         if table is None or self._os_calls is None or thread not in self._os_calls.rows:
             return _nothing()
         rows = self._os_calls.rows[thread]
-        starts, ends = self._os_calls.times(thread)
+        starts, ends = (np.array(edge) for edge in self._os_calls.times(thread))
         kinds = self._os_kinds[table["name"][rows]]
-        labels = np.array([_OF_OS[k] for k in range(5)], dtype=np.int8)[kinds]
-        ends = self._bridge_polls(thread, starts, ends, kinds)
+        labels = np.array([_OF_OS[k] for k in range(len(_OF_OS))], dtype=np.int8)[kinds]
+        self._bridge_polls(thread, starts, ends, labels)
         # Without a descriptor a short stdio read is a file, a long one is a person.
         labels[(kinds == calls.TERMINAL) & (ends - starts <= self._limits.stdin_read_ns)] = IO
         return _without_empty(starts, ends, labels)
@@ -324,19 +334,30 @@ class HostTimelines:
         )
         return ready.starts, ready.ends, np.full(ready.count, CONTENTION, dtype=np.int8)
 
-    def _bridge_polls(self, thread: int, starts: IntArray, ends: IntArray, kinds: IntArray) -> IntArray:
-        """Ends of system calls, where a poll lasts to the next one: the loop's own bookkeeping is waiting, too.
+    def _bridge_polls(self, thread: int, starts: IntArray, ends: IntArray, labels: Labels) -> None:
+        """Let a poll (or pause) last to the next one, in place: the loop's own bookkeeping is waiting, too.
 
-        Only across short stretches without any other call: a CUDA call in between means that there was work.
+        Only across short stretches without any other call but reads that found nothing: a CUDA call in between means
+        that there was work, and so does a write.
         """
-        if len(starts) < 2:
-            return ends
-        near = (kinds[:-1] == calls.POLL) & (kinds[1:] == calls.POLL) & (starts[1:] - ends[:-1] <= POLL_LOOP_NS)
-        table, nested = self._prepared.trace.api_calls, self._prepared.thread_calls
-        if table is not None and nested is not None and thread in nested.rows:
-            called = table["start"][nested.rows[thread]]
-            near &= np.searchsorted(called, starts[1:]) == np.searchsorted(called, ends[:-1])
-        return np.append(np.where(near, starts[1:], ends[:-1]), ends[-1])
+        table = self._prepared.trace.os_calls
+        waits = np.flatnonzero((labels == POLL) | (labels == PAUSE))
+        if len(waits) < 2 or table is None or self._os_calls is None:
+            return
+        before, after = waits[:-1], waits[1:]
+        reads = self._reads[table["name"][self._os_calls.rows[thread]]]
+        read_until = np.concatenate([[0], np.cumsum(reads)])
+        between = after - before - 1
+        near = (labels[before] == labels[after]) & (read_until[after] - read_until[before + 1] == between)
+        near &= starts[after] - ends[before] <= np.where(between == 0, POLL_LOOP_NS, READ_LOOP_NS)
+        api, nested = self._prepared.trace.api_calls, self._prepared.thread_calls
+        if api is not None and nested is not None and thread in nested.rows:
+            called = api["start"][nested.rows[thread]]
+            near &= np.searchsorted(called, starts[after]) == np.searchsorted(called, ends[before])
+        low, high = before[near], after[near]
+        owner, bridged = iv.expand(low, high)
+        labels[bridged] = labels[low][owner]
+        ends[bridged] = starts[bridged + 1]
 
     def _compile_layer(self, thread: int) -> _Layer:
         table = self._prepared.trace.ranges

@@ -26,6 +26,12 @@ _NAMES = (
 )
 
 
+# Calls that ask for device memory.
+_ASKS = r"^(cuda|hip|mc|musa)Malloc(Async|Managed|Pitch)?(_ptsz)?$|^cuMem(Alloc(Async|Pitch|Managed)?|Create)(_ptsz)?$"
+# So many blocks given back between two allocations are no exchange of one buffer for another.
+MANY_FREES = 4
+
+
 def calls_in(prepared: Prepared, scope: Intervals, processes: IntArray | None = None) -> BoolArray:
     """Which CUDA calls, of these processes or of all, overlap the scope."""
     table = prepared.trace.api_calls
@@ -65,14 +71,16 @@ def add_host_calls(measures: Measures, prepared: Prepared, scope: Intervals, pro
     measures.add("allocator_call_ns", int(spent[allocator].sum()), "ns")
     returned = table["return_value"][rows]
     # A recorder that leaves them out leaves out all.
-    if (table["return_value"][:1] < 0).any():
-        for unknown in ("allocator_failed_count", "allocator_retry_count"):
-            measures.add(unknown, None, "count", source="what calls returned was not recorded")
-    else:
-        measures.add("allocator_failed_count", int((allocator & (returned > 0)).sum()), "count")
-        starts, _ = retry_windows(prepared)
-        retries = starts[iv.contains(scope, starts)] if len(starts) else starts
-        measures.add("allocator_retry_count", len(retries), "count")
+    told = not (table["return_value"][:1] < 0).any()
+    why = "timeline" if told else "what calls returned was not recorded"
+    failed = int((allocator & (returned > 0)).sum()) if told else None
+    measures.add("allocator_failed_count", failed, "count", source=why)
+    starts, _ = retry_windows(prepared)
+    retries = starts[iv.contains(scope, starts)] if len(starts) else starts
+    # The order of calls can show a retry, and not that there was none.
+    count = len(retries) if told or len(retries) else None
+    source = f"order of the calls; {why}" if count and not told else why
+    measures.add("allocator_retry_count", count, "count", source=source)
     measures.add("pinned_alloc_count", int(pinned[name].sum()), "count")
     overheads = prepared.trace.overheads
     if not module.any() and overheads is not None and (overheads["kind"] == MODULE_LOAD).any():
@@ -90,11 +98,13 @@ def retry_windows(prepared: Prepared) -> tuple[IntArray, IntArray]:
     """
     table, nested = prepared.trace.api_calls, prepared.thread_calls
     none = np.empty(0, dtype=np.int64)
-    if table is None or nested is None:
-        return none, none
-    if not (table["return_value"] > 0).any():
+    if table is None or nested is None or not len(table):
         return none, none
     frees = calls.matching(prepared.trace.strings, r"Free|Release|Unmap")
+    if table["return_value"][0] < 0:
+        return _retries_by_order(prepared, frees)
+    if not (table["return_value"] > 0).any():
+        return none, none
     starts, ends = [], []
     for rows in nested.rows.values():
         mine = rows[prepared.api_kinds[table["name"][rows]] == calls.ALLOCATOR]
@@ -115,6 +125,31 @@ def retry_windows(prepared: Prepared) -> tuple[IntArray, IntArray]:
         starts.append(table["start"][mine[at[first]]])
         ends.append(table["end"][mine[success]])
     return (np.concatenate(starts), np.concatenate(ends)) if starts else (none, none)
+
+
+def _retries_by_order(prepared: Prepared, frees: BoolArray) -> tuple[IntArray, IntArray]:
+    """Retries where nobody recorded what calls returned: two allocations with nothing but frees and waits between.
+
+    Who asks for memory and at once gives back several blocks (or waits for the device first) did not get it.
+    """
+    table, nested = prepared.trace.api_calls, prepared.thread_calls
+    assert table is not None and nested is not None
+    asks = calls.matching(prepared.trace.strings, _ASKS) & ~frees
+    starts, ends = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+    for rows in nested.rows.values():
+        kind = prepared.api_kinds[table["name"][rows]]
+        mine = rows[kind != calls.OTHER_CUDA]
+        name = table["name"][mine]
+        at = np.flatnonzero(asks[name])
+        freed, waited = (
+            np.concatenate([[0], np.cumsum(of)]) for of in (frees[name], prepared.api_kinds[name] == calls.SYNC)
+        )
+        first, second = at[:-1], at[1:]
+        free, wait = freed[second] - freed[first], waited[second] - waited[first]
+        retry = (free + wait == second - first - 1) & (free >= 2) & ((wait > 0) | (free >= MANY_FREES))
+        starts.append(table["start"][mine[first[retry]]])
+        ends.append(table["end"][mine[second[retry]]])
+    return np.concatenate(starts), np.concatenate(ends)
 
 
 def api_table(prepared: Prepared, scope: Intervals, limit: int = 50) -> list[ApiRow]:

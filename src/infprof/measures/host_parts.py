@@ -12,6 +12,7 @@ from infprof.measures import intervals as iv
 from infprof.measures import operations as op
 from infprof.measures.idle import CAUSE, IdleModel
 from infprof.measures.operations import Prepared
+from infprof.measures.peers import LONG_WAIT_NS
 from infprof.measures.slices import DeviceTime
 from infprof.quantiles import median
 from infprof.results import Measures, Problem
@@ -25,6 +26,8 @@ LEAST_PAUSES = 2
 STEPS_BETWEEN_PAUSES = 3
 # Sampling begins with other kernels, too (penalties, a softmax): its own is among so many, with none of these before.
 SAMPLING_WITHIN = 4
+# Below this share of D a wait before sampling may as well be hidden by running ahead.
+SAMPLING_SHARE = 0.2
 _MODEL = ("gemm", "gemv", "attention", "moe", "norm", "rotary", "embedding", "communication")
 # From this part of D on it is worth looking who had the lock.
 LOCK_SHARE = 0.01
@@ -46,7 +49,14 @@ def add_host_parts(
     measures.add("idle_before_sampling_ns", sampling, "ns", "D", "kernel names")
     share = sampling / demand if demand > 0 else None
     measures.add("idle_before_sampling_ratio", share, "ratio", "D", "kernel names")
-    _add_pauses(measures, prepared, time, part, step_starts)
+    # Of the loss behind a wait what lies before sampling: the host's work, whoever waited, where it is most of the loop.
+    loop, loss = (int(measures.value(f"idle_{name}_ns") or 0) for name in ("host_loop", "sync_loss"))
+    large = sampling >= SAMPLING_SHARE * max(demand, 1) and 2 * sampling > loop + loss
+    behind = max(min(sampling - loop, loss), 0) if large else 0
+    measures.add("idle_sampling_loss_ns", behind, "ns", "D", "kernel names")
+    new = _before_new_kernel(prepared, time)
+    measures.add("idle_before_new_kernel_ns", int(part[new].sum()), "ns")
+    _add_pauses(measures, prepared, time, part, new, step_starts)
     _add_lock_peers(measures, prepared, model, time, demand)
 
 
@@ -71,8 +81,22 @@ def _before_sampling(prepared: Prepared, time: DeviceTime) -> BoolArray:
     return found
 
 
+def _before_new_kernel(prepared: Prepared, time: DeviceTime) -> BoolArray:
+    """Long gaps that end with the first launch of a kernel: what recordings without module loads show of compiling."""
+    gaps = time.gaps
+    found = (gaps.operation >= 0) & (gaps.lengths >= LONG_WAIT_NS)
+    long = np.flatnonzero(found)
+    found[long] = np.isin(prepared.operations.launch[gaps.operation[long]], prepared.first_launches)
+    return found
+
+
 def _add_pauses(
-    measures: Measures, prepared: Prepared, time: DeviceTime, part: IntArray, step_starts: IntArray | None
+    measures: Measures,
+    prepared: Prepared,
+    time: DeviceTime,
+    part: IntArray,
+    before_new_kernel: BoolArray,
+    step_starts: IntArray | None,
 ) -> None:
     """Few, long stretches of host work, and how regularly they come."""
     gaps = time.gaps
@@ -93,6 +117,7 @@ def _add_pauses(
     period = int(median(apart)) if len(apart) else None
     source = "median distance of their begins" if len(apart) else "no pauses"
     measures.add("host_pause_period_ns", period, "ns", source=source)
+    measures.add("host_pause_new_kernel_count", int(before_new_kernel[long].sum()), "count")
     marked = iv.covered(_collections(prepared), gaps.starts[long], gaps.ends[long])
     measures.add("host_pause_gc_ns", int(marked.sum()), "ns", source="ranges that name garbage collection")
 

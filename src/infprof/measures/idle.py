@@ -20,6 +20,7 @@ from infprof.measures import intervals as iv
 from infprof.measures.host import HostLimits, HostTimelines
 from infprof.measures.intervals import Intervals
 from infprof.measures.operations import Prepared
+from infprof.measures.peers import Peers
 from infprof.quantiles import median
 from infprof.results import IDLE_CAUSES
 from infprof.trace import BoolArray, IntArray, picked
@@ -29,8 +30,6 @@ CAUSE = {name: i for i, name in enumerate(IDLE_CAUSES)}
 # A *Synchronize call that ended this long before the gap began still ended because the device had drained: the two
 # clocks are matched to a few µs only.
 SYNC_TOLERANCE_NS = 5_000
-# A wait counts as a poll for requests only while no other thread of the program is known to work.
-PEER_WORKING_SHARE = 0.5
 # A queued part is explained by another device that is busy for this share of it.
 EXPLAINED_SHARE = 0.8
 # An operation that starts this soon after its launch, in usual delays of launches to an idle device, was not queued.
@@ -53,6 +52,7 @@ class IdleGaps:
     held: BoolArray  # the gap began while the thread of its launch call was held in a synchronising call
     new_kernel: BoolArray  # loading or compiling a kernel made the gap
     explained_ns: IntArray  # part of the dependency during which another device was busy
+    peer_ns: IntArray  # part of the host work in which the thread waited for another one that worked
     causes: IntArray
 
     @classmethod
@@ -66,6 +66,7 @@ class IdleGaps:
             np.zeros(count, dtype=np.bool_),
             np.zeros(count, dtype=np.bool_),
             np.zeros(count, dtype=np.int64),
+            np.zeros(count, dtype=np.int64),
             np.zeros((len(IDLE_CAUSES), count), dtype=np.int64),
         )
 
@@ -78,6 +79,7 @@ class IdleGaps:
             self.held[piece],
             self.new_kernel[piece],
             self.explained_ns[piece],
+            self.peer_ns[piece],
             self.causes[:, piece],
         )
 
@@ -106,10 +108,9 @@ class IdleModel:
         self._steady_ns = steady_ns
         self.timelines = HostTimelines(prepared, limits.host)
         self._busy: dict[int, Intervals] = {}
-        self._peers: dict[int, Intervals] = {}
+        self._peers = Peers(prepared, self.timelines)
         self._waits: dict[int, Intervals] = {}
         self._pure_waits: dict[int, Intervals] = {}
-        self._poll_peers: dict[int, Intervals] = {}
         self._edges: dict[int, list[IntArray]] = {}
         self._operations: dict[int, tuple[IntArray | None, IntArray]] = {}
         self._delays: dict[int, float] = {}
@@ -289,8 +290,11 @@ class IdleModel:
     ) -> None:
         """The host part of the chosen gaps, which one thread ended: what it did from ``starts`` to ``ends``, as causes."""
         spent = self.timelines.spent(thread, starts, ends)
-        outside = spent[host.OUTSIDE]
-        poll_demand, poll_work = self._split_polls(thread, starts, ends, spent[host.POLL])
+        poll_demand, poll_work = self._peers.split_polls(thread, starts, ends, spent[host.POLL])
+        lock, lock_demand, lock_work = self._peers.split_locks(thread, starts, ends, spent[host.LOCK])
+        paused, pause_demand, pause_work = self._peers.split_pauses(thread, starts, ends, spent[host.PAUSE])
+        outside = spent[host.OUTSIDE] + paused
+        peer_work = poll_work + lock_work + pause_work
         if self._steady_ns is None:
             loading = spent[host.LONG_CUDA]
         else:
@@ -310,13 +314,14 @@ class IdleModel:
             "sync": spent[host.SYNC] + to_sync,
             "allocator": spent[host.ALLOCATOR],
             "module-load": module + to_module,
-            "host-work": spent[host.OTHER_CUDA] + spent[host.LONG_CUDA] - loading + rest - to_sync + poll_work,
-            "lock": spent[host.LOCK],
+            "host-work": spent[host.OTHER_CUDA] + spent[host.LONG_CUDA] - loading + rest - to_sync + peer_work,
+            "lock": lock,
             "cpu-contention": spent[host.CONTENTION],
             "io": spent[host.IO],
-            "no-demand": spent[host.TERMINAL] + poll_demand,
+            "no-demand": spent[host.TERMINAL] + poll_demand + lock_demand + pause_demand,
             "profiler": spent[host.PROFILER_TIME],
         }
+        _put(gaps.peer_ns, chosen, peer_work)
         for cause, amount in add.items():
             _put(gaps.causes[CAUSE[cause]], chosen, amount)
 
@@ -348,53 +353,9 @@ class IdleModel:
             silent &= np.searchsorted(edges, ends, side="left") <= np.searchsorted(edges, starts, side="left")
         return silent
 
-    def _split_polls(
-        self, thread: int, starts: IntArray, ends: IntArray, poll_ns: IntArray
-    ) -> tuple[IntArray, IntArray]:
-        """Polling as (no demand, waiting for a peer that worked): a peer known to work for half of the polling decides."""
-        demand = poll_ns.copy()
-        work = np.zeros(len(starts), dtype=np.int64)
-        polling = np.flatnonzero(poll_ns > 0)
-        if len(polling):
-            if thread not in self._poll_peers:
-                polls = self.timelines.stretches(thread, host.POLL)
-                self._poll_peers[thread] = iv.intersect(self._working_peers(thread), polls)
-            both = iv.near(self._poll_peers[thread], int(starts.min()), int(ends.max()))
-            busy = iv.covered(both, starts[polling], ends[polling])
-            waited = busy >= PEER_WORKING_SHARE * poll_ns[polling]
-            work[polling] = np.where(waited, poll_ns[polling], 0)
-            demand[polling] -= work[polling]
-        return demand, work
-
-    def _working_peers(self, thread: int) -> Intervals:
-        """When any other thread was known to work."""
-        if thread not in self._peers:
-            sets = [busy for _, busy in self.workers(thread)]
-            self._peers[thread] = iv.merge(*sets) if sets else iv.empty()
-        return self._peers[thread]
-
     def workers(self, thread: int) -> Iterator[tuple[int, Intervals]]:
-        """Other threads with when they were known to work: between two recorded system calls, or in a CUDA call.
-
-        A thread that is silent before its first or after its last recorded call may be blocked in a call that never
-        returned, so it says nothing there.
-        """
-        prepared = self._prepared
-        table = prepared.trace.os_calls
-        if table is not None:
-            for other in distinct_values(table["thread"]).tolist():
-                if other in (thread, -1):
-                    continue
-                mine = table["thread"] == other
-                blocked = iv.union(table["start"][mine], table["end"][mine])
-                if blocked.count > 1:
-                    yield other, iv.complement(blocked, int(blocked.starts[0]), int(blocked.ends[-1]))
-        calls = prepared.thread_calls
-        api = prepared.trace.api_calls
-        if calls is not None and api is not None:
-            for other, rows in calls.rows.items():
-                if other not in (thread, -1):
-                    yield other, iv.union(api["start"][rows], api["end"][rows])
+        """Other threads with when they were known to work."""
+        return self._peers.workers(thread)
 
     def locks(self, thread: int) -> Intervals:
         """When the thread waited for a lock or for another thread."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 _COMMUNICATION = re.compile(
     r"^(?!triton_[a-z]+_fused).*?(?<![a-z])(?:[nr]ccl(?-i:[A-Z_:])|msccl(?:pp)?(?-i:[A-Z_:])|nvshmem"
     r"|cross_device_reduce|quick_?reduce|all_?(?:reduce|gather|to_?all)|reduce_?scatter|(?:one|two)_?shot"
-    r"|(?:deep_ep|dpsk::ep)::(?:intranode|internode)|dcp_a2a|gather_multimem)",
+    r"|(?:deep_ep|dpsk::ep)::(?:intranode|internode)|dcp_a2a|gather_multimem|userbuffers_)",
     re.IGNORECASE,
 )
 

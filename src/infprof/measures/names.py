@@ -58,6 +58,9 @@ MEASURES: dict[str, MeasureInfo] = {
         "host part is longer",
     ),
     "idle_host_loop_ratio": MeasureInfo("ratio", "idle_host_loop_ns over D"),
+    "idle_peer_work_ns": MeasureInfo(
+        "ns", "part of host-work in which the launching thread waited for another thread or process that was working"
+    ),
     "unproven_host_work_ns": MeasureInfo(
         "ns",
         "host-work and time after a sync in idle gaps of 10 ms and longer where system calls were not recorded: it may be waiting",
@@ -77,6 +80,12 @@ MEASURES: dict[str, MeasureInfo] = {
         "ns", "host-work and sync in idle gaps behind which the next kernel samples, by its name"
     ),
     "idle_before_sampling_ratio": MeasureInfo("ratio", "idle_before_sampling_ns over D"),
+    "idle_sampling_loss_ns": MeasureInfo(
+        "ns", "part of idle_before_sampling_ns that idle_sync_loss_ns holds, where it is a fifth of D and most of both"
+    ),
+    "idle_before_new_kernel_ns": MeasureInfo(
+        "ns", "host-work and sync in idle gaps of 10 ms and longer that end with the first launch of a kernel"
+    ),
     "host_pause_count": MeasureInfo(
         "count",
         "idle gaps with 50 ms of host work or more, ten times the usual part: two or more, few of all, and with at least "
@@ -86,6 +95,7 @@ MEASURES: dict[str, MeasureInfo] = {
     "host_pause_loop_ns": MeasureInfo("ns", "part of it that idle_host_loop_ns holds"),
     "host_pause_loss_ns": MeasureInfo("ns", "part of it that idle_sync_loss_ns holds"),
     "host_pause_period_ns": MeasureInfo("ns", "median time from one such gap to the next"),
+    "host_pause_new_kernel_count": MeasureInfo("count", "those gaps that end with the first launch of a kernel"),
     "host_pause_gc_ns": MeasureInfo("ns", "part of those gaps in ranges that name garbage collection"),
     "peer_pause_count": MeasureInfo("count", "host_pause_count of the other GPU with the longest such gaps"),
     "peer_pause_ns": MeasureInfo("ns", "host_pause_ns of that GPU"),
@@ -251,6 +261,11 @@ MEASURES: dict[str, MeasureInfo] = {
     "comm_p50_ns": MeasureInfo("ns", "median length of a communication kernel, waiting for others included"),
     "comm_total_ns": MeasureInfo("ns", "union of communication kernels"),
     "comm_hidden_ratio": MeasureInfo("ratio", "share of comm_total_ns that compute covers"),
+    "comm_outlier_count": MeasureInfo(
+        "count",
+        "single collectives of 20 ms and more, ten times as long as the same kernel usually is: they wait for another rank",
+    ),
+    "comm_outlier_ns": MeasureInfo("ns", "their time beyond the usual length"),
     "comm_bytes": MeasureInfo("bytes", "message bytes of NCCL ranges, or of collectives whose kernels state them"),
     "comm_bytes_per_s": MeasureInfo("bytes_per_s", "message bytes over the time of the kernels they launched"),
     "nvlink_peak_bytes_per_s": MeasureInfo(
@@ -266,7 +281,9 @@ MEASURES: dict[str, MeasureInfo] = {
     "allocator_call_ns": MeasureInfo("ns", "time inside them"),
     "allocator_failed_count": MeasureInfo("count", "allocation calls that returned an error"),
     "allocator_retry_count": MeasureInfo(
-        "count", "failed allocations that were followed by frees and a successful allocation on the same thread"
+        "count",
+        "failed allocations that were followed by frees and a successful allocation on the same thread; where return values were "
+        "not recorded, allocations followed by nothing but waits and several frees up to the next one",
     ),
     "pinned_alloc_count": MeasureInfo(
         "count", "cudaHostAlloc, cudaMallocHost, cudaHostRegister and their driver forms"

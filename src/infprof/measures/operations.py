@@ -13,7 +13,20 @@ from infprof.hardware import Match, find
 from infprof.hardware.gpu_spec import GpuSpec
 from infprof.measures import calls
 from infprof.measures.kernel_class import KernelClass, classify, is_communication
-from infprof.trace import D2H, H2D, PAGEABLE, BoolArray, IntArray, Table, Trace, compact, constant, is_constant, picked
+from infprof.trace import (
+    D2H,
+    H2D,
+    PAGEABLE,
+    UNKNOWN_MEMORY,
+    BoolArray,
+    IntArray,
+    Table,
+    Trace,
+    compact,
+    constant,
+    is_constant,
+    picked,
+)
 
 KERNEL, GRAPH, COPY, MEMSET = range(4)
 # An asynchronous copy of pinned memory returns at once; one whose call lasts this long was held back.
@@ -84,7 +97,7 @@ class Prepared:
 
     @cached_property
     def blocked_copies(self) -> BoolArray:
-        """Per row of ``api_calls`` whether it is an asynchronous host copy that was held back, not known to be pageable."""
+        """Per row of ``api_calls`` whether it is an asynchronous host copy that was held back although its memory allows more."""
         table, copies = self.trace.api_calls, self.trace.copies
         blocked = np.zeros(0 if table is None else len(table), dtype=np.bool_)
         if table is None or copies is None or not len(copies):
@@ -95,7 +108,9 @@ class Prepared:
         kind = copies["kind"][row]
         host_end = np.where(kind == H2D, copies["src"][row], copies["dst"][row])
         called = table["end"][launch] - table["start"][launch]
-        held = np.isin(kind, (H2D, D2H)) & (host_end != PAGEABLE)
+        # A copy to the host waits where its memory is pageable: without knowing the memory that is no sign of anything.
+        to_unknown = (kind == D2H) & (host_end == UNKNOWN_MEMORY)
+        held = np.isin(kind, (H2D, D2H)) & (host_end != PAGEABLE) & ~to_unknown
         held &= calls.matching(self.trace.strings, r"Memcpy\w*Async")[table["name"][launch]]
         held &= (called > BLOCKED_NS) & (called > BLOCKED_FACTOR * (ops.end - ops.start)[mine])
         blocked[launch[held]] = True

@@ -26,7 +26,8 @@ LEAST_STEPS = 12
 CLEAR_FIT = 0.5
 FURTHER = 4
 _CONTEXT = re.compile(
-    r"(?<![a-z])(?:context|ctx|seq_?len(?:s|gth)?|kv_?len(?:s|gth)?)(?:[ _-]?(?:len|tokens?|length))?\s*[=: ]\s*(\d+)",
+    r"(?<![a-z])(?<!max[ _-])(?:context|ctx|(?:seq(?:uence)?|kv|cache)[ _-]?len(?:s|gth)?)(?:[ _-]?(?:len|tokens?|length))?"
+    r"\s*[=: ]\s*(\d+)|(\d+)\s+(?:tokens?\s+)?(?:in|of)\s+context",
     re.IGNORECASE,
 )
 _UNITS = {
@@ -57,7 +58,7 @@ def context_of(text: str) -> int:
     if sums is not None:
         return sums.keys
     found = _CONTEXT.search(text)
-    return int(found[1]) if found is not None else 0
+    return int(found[1] or found[2]) if found is not None else 0
 
 
 def add_attention_growth(measures: Measures, prepared: Prepared, lanes: list[LaneSteps], scope: Intervals) -> None:

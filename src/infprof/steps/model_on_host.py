@@ -73,7 +73,11 @@ def add_model_on_host(measures: Measures, prepared: Prepared, lanes: list[LaneSt
     """Trips of the lane of most steps, ``lanes`` being those of the device of ``time`` (rank C, the place by names)."""
     lane = max(lanes, key=lambda one: (int(one.is_step.sum()), one.lane.kernels.sum()), default=None)
     if lane is None or prepared.trace.copies is None:
-        why = "copies were not collected" if prepared.trace.copies is None else "no kernel ran, or steps are not looked for"
+        why = (
+            "copies were not collected"
+            if prepared.trace.copies is None
+            else "no kernel ran, or steps are not looked for"
+        )
         for name, unit in _UNITS.items():
             measures.add(name, None, unit, source=why)
         return

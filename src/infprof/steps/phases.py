@@ -17,6 +17,7 @@ from infprof.distinct import distinct_values
 from infprof.measures import operations as op
 from infprof.measures.kernel_class import classify
 from infprof.measures.operations import Prepared
+from infprof.quantiles import median
 from infprof.steps.finding import LaneSteps
 from infprof.steps.names import DECODE, MIXED, OTHER, PREFILL, phase_by_word, phase_of
 from infprof.trace import BoolArray, FloatArray, IntArray
@@ -34,13 +35,17 @@ CLEAR_SHARE = 0.8
 # ../kernel_patterns.tsv tells attention; these tell which. Names that serve both phases are in neither.
 _DECODE_ATTENTION = re.compile(
     r"batchdecode|forgen|masked_multihead|kernel_mha|xqa|unified_attention_3d|reduce_segments|paged_attention"
-    r"|_fwd_grouped_kernel_stage|_fwd_kernel_stage|splitkv_combine|fwdcombine|splitkv_mla|mla_dec|(?<!en)decode",
+    r"|_fwd_grouped_kernel_stage|_fwd_kernel_stage|splitkv_combine|fwdcombine|splitkv_mla|mla_dec|flash_attn_(?:ext_)?vec|(?<!en)decode",
     re.IGNORECASE,
 )
 _PREFILL_ATTENTION = re.compile(
     r"flash_fwd_kernel\b|fmha_v2|fmhasm\w*context|raggedkvcache|fmha_fwd|(?<![a-z])attn_fwd|prefill|context_attention|(?:attn|attention)_prompt",
     re.IGNORECASE,
 )
+# Attention that divides the keys of one query among blocks: for few queries, which pictures may have as well.
+_SPLIT_KEYS = re.compile(r"split_?kv", re.IGNORECASE)
+# Beside steps with attention for decoding, those with another one are prompts where they take so many times as long.
+LONGER = 3
 _TILE = re.compile(r"(?:nvjet_\w*?|gemm_\w*?|tilesize|_MT)(\d+)x(\d+)", re.IGNORECASE)
 _FEW_ROWS = re.compile(r"gemv|gemmk1|wvsplitk|llgemm|gemvx", re.IGNORECASE)
 SMALL_TILE, LARGE_TILE = 32, 128
@@ -110,9 +115,11 @@ def _by_kernels(prepared: Prepared, steps: LaneSteps, left: BoolArray, out: Labe
     name = np.where(is_kernel, kernels["name"][np.where(is_kernel, ops.row[rows], 0)], 0)
     spent = np.where(is_kernel, ops.end[rows] - ops.start[rows], 0)
     sums = [np.add.reduceat(np.where(flag[name], spent, 0), steps.first) for flag in by_name]
-    prefill, decode, few, many, either = sums
-    # A picture's attention is no prefill: phases are those of a model that generates.
-    left = left & _generates(prepared, steps, name, is_kernel)
+    prefill, decode, few, many, either, split = sums
+    # A picture's attention is no prefill: phases are those of a model that generates. It has the one kernel in some steps
+    # and the other in the rest; a picture has both in each.
+    pair = (prefill[left] > 0).any() and (split[left] > 0).any() and not ((prefill > 0) & (split > 0) & left).any()
+    left = left & (_generates(prepared, steps, name, is_kernel) | pair)
     both = left & (prefill > 0) & (decode > 0)
     _put(out, left & (prefill > 0) & (decode == 0), PREFILL, BY_ATTENTION, 3)
     _put(out, left & (decode > 0) & (prefill == 0), DECODE, BY_ATTENTION, 3)
@@ -121,6 +128,11 @@ def _by_kernels(prepared: Prepared, steps: LaneSteps, left: BoolArray, out: Labe
         # Who has a kernel for prefill uses the other one for the rest.
         _put(out, left & (either > 0) & (prefill > 0), MIXED, BY_PAIR, 4)
         _put(out, left & (either > 0) & (prefill == 0), DECODE, BY_PAIR, 4)
+    decoding = left & (decode > 0)
+    if decoding.any() and not (prefill[left] > 0).any():
+        whole = np.add.reduceat(spent, steps.first)
+        other = left & (either > 0) & (decode == 0)
+        _put(out, other & (whole >= LONGER * float(median(whole[decoding]))), PREFILL, BY_PAIR, 4)
     rows_of = _product_rows(prepared, steps)
     if rows_of is not None:
         rest = left & (out.why == 0) & (rows_of > 0)
@@ -176,14 +188,15 @@ def _generates(prepared: Prepared, steps: LaneSteps, name: IntArray, is_kernel: 
 
 
 def _flags(names: Sequence[str]) -> BoolArray:
-    """Which names are attention for prefill, attention for decode, matrix kernels for few rows, for many, and attention
-    that may be for either."""
-    out = np.zeros((5, len(names)), dtype=np.bool_)
+    """Which names are attention for prefill, attention for decode, matrix kernels for few rows, for many, attention that
+    may be for either, and of the last the one that divides keys."""
+    out = np.zeros((6, len(names)), dtype=np.bool_)
     for i, (name, kernel) in enumerate(zip(names, classify(names), strict=True)):
         if kernel.kind == "attention":
             out[1, i] = _DECODE_ATTENTION.search(name) is not None
             out[0, i] = not out[1, i] and _PREFILL_ATTENTION.search(name) is not None
             out[4, i] = not (out[0, i] or out[1, i])
+            out[5, i] = out[4, i] and _SPLIT_KEYS.search(name) is not None
         elif kernel.kind == "gemv" or _FEW_ROWS.search(name):
             out[2, i] = True
         elif kernel.kind == "gemm":
