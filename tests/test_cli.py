@@ -170,7 +170,7 @@ def test_without_arguments_the_help_is_shown(command: list[str]) -> None:
 
 def test_piped_output_is_plain_and_80_columns_wide() -> None:
     for sample in SAMPLES[:3]:
-        command = [sys.executable, "-m", "infprof.cli", "analyze", str(sample / "trace.sqlite")]
+        command = [sys.executable, "-m", "infprof", "analyze", str(sample / "trace.sqlite")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment())
         assert ESCAPE not in done.stdout
         assert max(map(len, done.stdout.splitlines())) <= 80
