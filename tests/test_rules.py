@@ -407,8 +407,9 @@ def test_a_share_of_the_window_alone_gives_a_severity_where_the_rule_has_no_othe
 def test_doubt_lowers_confidence_and_says_why() -> None:
     sure = findings(idle_launch_ratio=0.3, idle_launch_ns=300_000_000, queue_delay_p50_ns=4_000)[0]
     unsure = findings(idle_launch_ratio=0.3, idle_launch_ns=300_000_000, queue_delay_p50_ns=2_000_000)[0]
-    assert (sure.confidence, sure.notes) == (0.9, [])
+    assert (sure.confidence, sure.notes, sure.doubts) == (0.9, [], [])
     assert unsure.confidence == 0.6 and "runs ahead" in unsure.notes[0]
+    assert unsure.doubts == unsure.notes
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf")])

@@ -186,6 +186,7 @@ class Finding:
     why: str = ""
     commands: list[str] = field(default_factory=list)  # ready command lines that look closer (ncu …)
     notes: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)  # those of the notes that lower the confidence
     # What kind of change it takes: architecture, algorithm, system or hardware; None in files older than this key.
     approach: str | None = None
 

@@ -288,8 +288,8 @@ def _finding_body(console: Console, finding: Finding, stacks: list[str], options
     evidence = fmt.evidence_texts(finding.evidence, 4, finding.cost)
     if evidence:
         _field(console, "evidence", [" · ".join(evidence)])
-    if finding.confidence <= _DOUBTFUL and finding.notes:
-        doubt = f"{labels.confidence_words(finding.confidence)}: {fmt.plain_prose(finding.notes[-1])}"
+    if finding.confidence <= _DOUBTFUL and finding.doubts:
+        doubt = f"{labels.confidence_words(finding.confidence)}: {fmt.plain_prose(finding.doubts[-1])}"
         _field(console, "doubt", [f"confidence {doubt}"])
     if finding.where:
         room = console.width - _LABEL - 4

@@ -211,6 +211,7 @@ def _finding(item: _Fired, ruleset: RuleSet, context: Context) -> Finding:
     rule, cost = item.rule, item.cost
     values = known_values(rule, ruleset, context.measures)
     doubts = [doubt for doubt in rule.doubts if _holds(doubt.when, values)]
+    reasons = [doubt.because for doubt in doubts]
     return Finding(
         rule=rule.id,
         title=rule.title,
@@ -229,7 +230,8 @@ def _finding(item: _Fired, ruleset: RuleSet, context: Context) -> Finding:
         remedies=list(rule.remedies),
         why=rule.why,
         commands=[] if rule.ncu is None else ncu_commands(context.kernels(rule.ncu, _COMMAND_LIMIT)),
-        notes=item.notes + [doubt.because for doubt in doubts],
+        notes=item.notes + reasons,
+        doubts=reasons,
     )
 
 
