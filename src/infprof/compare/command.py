@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -128,7 +129,7 @@ def compare_command(
 def _inputs(side: str, paths: list[Path]) -> list[Path]:
     """Raises UsageError for a run that is given twice: it would count as two."""
     for i, path in enumerate(paths):
-        if path.resolve() in {other.resolve() for other in paths[:i]}:
+        if os.path.realpath(path) in map(os.path.realpath, paths[:i]):
             raise UsageError(f"{path} is given twice for {side}: each run counts once.")
     return paths
 

@@ -342,16 +342,18 @@ class EventStream(Generic[Event]):
         if limit == len(text) and _is_begun(text[begin:]) and not (last and self._goes_on(text, edges, low)):
             if not last:
                 return None, False
-            # The last event, not whole: where the file was cut, which is said once and is no defect of its own.
+            # The last event, not whole: where the file was cut, which is said once and is no defect of its own. What looks
+            # like further events is part of this one.
             self.report.cut_at = self._offset + begin
-        elif begin < len(text):
+            return len(text), False
+        if begin < len(text):
             self.report.dropped.append(self._offset + begin)
         return edges[low + 1], False
 
     def _goes_on(self, text: bytes, edges: list[int], low: int) -> bool:
-        """Whether a sound event with a time follows a fragment, so that the text does not end within that one."""
-        following = text[edges[low + 1] : edges[min(low + 2, len(edges) - 1)]]
-        return b'"ts"' in following and bool(self._sound(following))
+        """Whether sound events with a time follow a fragment, so that the text does not end within that one."""
+        following = (text[edges[i] : edges[i + 1]] for i in range(low + 1, min(low + _JOINED, len(edges) - 1)))
+        return any(b'"ts"' in part and bool(self._sound(part)) for part in following)
 
     def _decoded(self, text: bytes) -> tuple[list[Event] | None, int | None]:
         """The events between commas; None where they are no JSON, and about where that shows, if that is known."""
