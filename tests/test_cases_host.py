@@ -381,6 +381,22 @@ def test_work_after_sampling_is_not_before_it(tmp_path: Path) -> None:
     assert d.findings[0].rule == "host-work-between-steps"
 
 
+def test_a_graph_between_the_work_and_sampling_is_the_model(tmp_path: Path) -> None:
+    """D-35, the counter-trace: work between steps, of which each is one graph, traced whole, and then sampling."""
+    b = TraceBuilder()
+    b.gpu()
+    at = S
+    for _ in range(60):
+        b.copy(at, 5 * US, at + 7 * US, 2 * US, bytes=4_096, src="pinned")
+        b.graph_launch(at + 10 * US, 8 * US, span=(at + 20 * US, at + 1_020 * US))
+        b.launch(at + 20 * US, 5 * US, at + 1_021 * US, 5 * US, "void at::native::reduce_kernel<512, ArgMaxOps>")
+        b.api(at + 30 * US, at + 1_030 * US, SYNC)
+        at += 3_030 * US
+    d = diagnose(b, tmp_path)
+    assert (d.verdict.cls, d.verdict.cause) == ("scheduling-bubble", "host-work")
+    assert "host-sampling" not in rules(d) and "host-work-between-steps" in rules(d)
+
+
 # --- D-39: launches without graphs ----------------------------------------------------------------------------------
 
 

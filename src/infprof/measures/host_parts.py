@@ -69,8 +69,11 @@ def _before_sampling(prepared: Prepared, time: DeviceTime) -> BoolArray:
         kinds[index] = 1 if named.kind == "sampling" else 2 if named.kind in _MODEL else 0
     if kernels is None or not (kinds == 1).any():
         return found
-    mine = np.flatnonzero((ops.kind == op.KERNEL) & (ops.device == time.device))
-    kind = np.append(kinds[kernels["name"][ops.row[mine]]], np.full(SAMPLING_WITHIN, 2, dtype=np.int8))
+    # A graph that was traced whole is the model's.
+    mine = np.flatnonzero(((ops.kind == op.KERNEL) | (ops.kind == op.GRAPH)) & (ops.device == time.device))
+    kind = np.full(len(mine) + SAMPLING_WITHIN, 2, dtype=np.int8)
+    told = np.flatnonzero(ops.kind[mine] == op.KERNEL)
+    kind[told] = kinds[kernels["name"][ops.row[mine[told]]]]
     begun = np.flatnonzero(gaps.operation >= 0)
     following = np.searchsorted(mine, gaps.operation[begun])
     before_model = np.ones(len(begun), dtype=np.bool_)
