@@ -20,8 +20,8 @@ def corpus(part: str, count: int | None = None) -> Iterator[Case]:
     """
     if part == "held-out":
         return chain(
-            sweep.cases(sweep.HELD_OUT, "held-out", 77, 120 if count is None else count),
-            injected.cases("held-out", 4_000, (0.1, 0.3, 0.45, 0.6, 0.9)),
+            sweep.cases(sweep.HELD_OUT, "held-out", 78, 120 if count is None else count),
+            injected.cases("held-out", 5_000, (0.1, 0.3, 0.45, 0.6, 0.9)),
         )
     if part == "ci":
         drawn = sweep.cases(sweep.TUNED, "sweep", 1, 12 if count is None else count)
