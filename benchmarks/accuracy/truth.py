@@ -219,7 +219,11 @@ class Facts:
     # --- the label ----------------------------------------------------------------------------------------------------
 
     def label(self, without_fault: bool) -> Label:
-        label = either(self._label(longer) for longer in self.host_is_longer())
+        lengths = self.host_is_longer()
+        label = either(self._label(longer) for longer in lengths)
+        if len(lengths) > 1 and self.idle["sync"] >= HOST_WORK * (1 + MARGIN) * self.demand:
+            # Whichever it is, it must be found.
+            label = replace(label, must=(*label.must, HOST_RULES | {"sync-per-step"}))
         return replace(label, healthy=without_fault and self._is_healthy())
 
     def _label(self, host_is_longer: bool) -> Label:
