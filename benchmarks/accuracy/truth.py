@@ -61,6 +61,8 @@ _IDLE_RULES = {
 # A wait per step whose gaps are a millisecond and more counts from this share on.
 _LONG_WAITS = 0.01
 _BUSY = ("kernel", "graph", "comm")
+# Windows under this are too short for findings.
+_SHORT_NS = 5_000_000
 _CLASS_LEVELS = {"communication-bound": 0.10, "pcie-limited": 0.10, "scheduling-bubble": 0.20}
 _WINNER_MIN, _BUSY_FROM, _NO_DEMAND = 0.20, 0.80, 0.50
 _CLEAR, _AHEAD, _LATENCY = 0.60, 0.15, 0.40
@@ -224,6 +226,9 @@ class Facts:
         if len(lengths) > 1 and self.idle["sync"] >= HOST_WORK * (1 + MARGIN) * self.demand:
             # Whichever it is, it must be found.
             label = replace(label, must=(*label.must, HOST_RULES | {"sync-per-step"}))
+        if self.window < _SHORT_NS:
+            # Of so short a capture nothing is found, which is no reason to find what is not there.
+            label = replace(label, must=(), may=label.may.union(*label.must))
         return replace(label, healthy=without_fault and self._is_healthy())
 
     def _label(self, host_is_longer: bool) -> Label:
