@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,20 @@ US, MS, S = 1_000, 1_000_000, 1_000_000_000
 def diagnose(builder: TraceBuilder, folder: Path, window: str = "auto", range_name: str | None = None) -> Diagnosis:
     """Write the trace and diagnose it."""
     return analyze_file(builder.write(folder / "trace.sqlite"), Options(window=window, range_name=range_name))
+
+
+def queued() -> tuple[TraceBuilder, Callable[[int, str], None]]:
+    """A trace, and what adds a kernel (ns, name) to it behind the one before, launched well ahead."""
+    b = TraceBuilder()
+    b.gpu()
+    gpu, host = S, S - 100 * MS
+
+    def run(ns: int, name: str) -> None:
+        nonlocal gpu, host
+        b.launch(host, 4 * US, gpu, ns, name)
+        host, gpu = host + 6 * US, gpu + ns + US
+
+    return b, run
 
 
 def slices(diagnosis: Diagnosis | DeviceResult) -> dict[tuple[str, str | None], int]:

@@ -18,6 +18,7 @@ from case_builders import (
     idle,
     measure,
     problem_codes,
+    queued,
     remedy_text,
     rules,
 )
@@ -28,6 +29,7 @@ from infprof.results import Diagnosis
 from infprof.simulator.builder import TraceBuilder
 from infprof.steps.attention import context_of
 from kineto_builder import H100, KinetoBuilder
+from test_cases_host import encrypted_copies
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32"
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -232,30 +234,18 @@ def test_without_system_calls_nobody_is_sure_that_the_host_worked(tmp_path: Path
 # --- D-02, D-23, D-33: copies whose memory or whose wait is recorded otherwise ---------------------------------------
 
 
-def held_by_a_copy(kind: str, memory: str) -> TraceBuilder:
-    b = TraceBuilder()
-    b.gpu("NVIDIA H100 NVL")
-    end: dict[str, str] = {"src": memory} if kind == "h2d" else {"dst": memory}
-    for step in range(40):
-        t0 = S + step * 9 * MS
-        start = t0 + 20 * US
-        b.graph_launch(t0, 10 * US, [(start + k * 130 * US, start + (k + 1) * 130 * US, GEMM) for k in range(50)])
-        b.copy(t0 + 130 * US, 6_400 * US, start + 6_502 * US, 4 * US, kind=kind, bytes=4096, **end)  # type: ignore[arg-type]
-    return b
-
-
 def test_a_copy_to_memory_of_unknown_kind_may_wait(tmp_path: Path) -> None:
     """D-02: on AMD every trace is without the kind, and each .item() would look like confidential computing."""
-    d = diagnose(held_by_a_copy("d2h", "unknown"), tmp_path)
+    d = diagnose(encrypted_copies(0, "unknown", kind="d2h"), tmp_path)
     assert "blocking-async-copies" not in rules(d)
     assert "confidential computing" not in everything_said(d)
 
 
 def test_pageable_memory_is_ruled_out_only_where_the_kind_is_known(tmp_path: Path) -> None:
     """D-02."""
-    known = finding(diagnose(held_by_a_copy("h2d", "pinned"), tmp_path), "blocking-async-copies")
+    known = finding(diagnose(encrypted_copies(0), tmp_path), "blocking-async-copies")
     assert any("ruled out" in note for note in known.notes)
-    unknown = finding(diagnose(held_by_a_copy("h2d", "unknown"), tmp_path), "blocking-async-copies")
+    unknown = finding(diagnose(encrypted_copies(0, "unknown"), tmp_path), "blocking-async-copies")
     assert not any("ruled out" in note for note in unknown.notes)
     assert unknown.confidence <= 0.5 < known.confidence
 
@@ -402,15 +392,7 @@ def test_a_row_of_long_collectives_moves_more(tmp_path: Path) -> None:
 
 def steps_of(attention: tuple[str, str], products: tuple[str, str], in_each: bool = False) -> TraceBuilder:
     """Two long steps and 32 short ones after each; ``in_each``: both kernels of attention run in every step."""
-    b = TraceBuilder()
-    b.gpu()
-    gpu, host = S, S - 100 * MS
-
-    def run(ns: int, name: str) -> None:
-        nonlocal gpu, host
-        b.launch(host, 4 * US, gpu, ns, name)
-        host, gpu = host + 6 * US, gpu + ns + US
-
+    b, run = queued()
     for turn in range(66):
         decode = turn % 33 > 0
         run(10 * US, "embedding_kernel")

@@ -53,6 +53,21 @@ def stepping(kernels: Kernels, count: int = 40, pause_ns: int = 100 * US) -> Tra
     return b
 
 
+def in_graphs(kernels: Kernels, count: int, period_ns: int) -> TraceBuilder:
+    """The same as graphs, one for each step, traced by their kernels."""
+    b = TraceBuilder()
+    b.gpu()
+    for step in range(count):
+        begin = S + step * period_ns
+        at, rows = begin + 20 * US, []
+        for name, ns in kernels:
+            rows.append((at, at + ns, name))
+            at += ns
+        b.nvtx(begin, begin + 10 * US, "decode")
+        b.graph_launch(begin, 10 * US, rows)
+    return b
+
+
 def written(builder: TraceBuilder, folder: Path, name: str) -> Path:
     folder.mkdir(exist_ok=True)
     return builder.write(folder / name)
@@ -194,17 +209,8 @@ def test_another_precision_or_library_is_the_same_program(gemm: str, tmp_path: P
 
 def test_graphs_of_the_same_kernels_are_the_same_program(tmp_path: Path) -> None:
     """S-06: eager against graphs that were traced by their kernels."""
-    b = TraceBuilder()
-    b.gpu()
-    for step in range(40):
-        begin = S + step * 2 * MS
-        at, rows = begin + 20 * US, []
-        for name, ns in MODEL * 4:
-            rows.append((at, at + ns, name))
-            at += ns
-        b.nvtx(begin, begin + 10 * US, "decode")
-        b.graph_launch(begin, 10 * US, rows)
-    result = compared(written(stepping(MODEL * 4), tmp_path, "x.sqlite"), written(b, tmp_path, "z.sqlite"))
+    graphs = in_graphs(MODEL * 4, 40, 2 * MS)
+    result = compared(written(stepping(MODEL * 4), tmp_path, "x.sqlite"), written(graphs, tmp_path, "z.sqlite"))
     assert result.not_comparable is None
     assert {row.what for row in result.kernels} == {"same"}
 
@@ -305,17 +311,7 @@ def test_a_stored_diagnosis_cannot_smuggle_a_command_line_in(tmp_path: Path) -> 
 
 def test_eager_steps_are_laid_at_the_flags_door(tmp_path: Path) -> None:
     """D-34, another flag: launches per step."""
-    b = TraceBuilder()
-    b.gpu()
-    for step in range(30):
-        begin = S + step * 3 * MS
-        at, rows = begin + 20 * US, []
-        for name, ns in MODEL * 10:
-            rows.append((at, at + ns, name))
-            at += ns
-        b.nvtx(begin, begin + 10 * US, "decode")
-        b.graph_launch(begin, 10 * US, rows)
-    base = written(with_command(b, LIST), tmp_path, "base.sqlite")
+    base = written(with_command(in_graphs(MODEL * 10, 30, 3 * MS), LIST), tmp_path, "base.sqlite")
     head = written(with_command(stepping(MODEL * 10, 30, 3 * MS), [*LIST, "--enforce-eager"]), tmp_path, "head.sqlite")
     (cause,) = compared(base, head).causes
     assert cause.title == "--enforce-eager (HEAD only)"

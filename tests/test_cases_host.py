@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,21 +37,22 @@ SYNC = "cudaStreamSynchronize_v3020"
 # --- D-02: asynchronous copies that hold their caller ---------------------------------------------------------------
 
 
-def encrypted_copies(extra: int, memory: str = "pinned", call_ns: int = 6_400 * US) -> TraceBuilder:
+def encrypted_copies(extra: int, memory: str = "pinned", call_ns: int = 6_400 * US, kind: str = "h2d") -> TraceBuilder:
     """50 decode steps of 17 ms with 6.5 ms on the GPU; a copy of 4 KiB takes 4 µs, and its call until the GPU is done.
 
-    ``extra``: so many more such copies behind it, each of which holds the thread for 3 ms.
+    ``extra``: so many more such copies behind it, each of which holds the thread for 3 ms. ``memory``: at the host's end.
     """
+    copy: dict[str, Any] = {"bytes": 4096, "kind": kind, "src" if kind == "h2d" else "dst": memory}
     b = TraceBuilder()
     b.gpu("NVIDIA H100 NVL")
     for step in range(50):
         t0 = S + step * 17 * MS
         start = t0 + 20 * US
         b.graph_launch(t0, 10 * US, [(start + k * 130 * US, start + (k + 1) * 130 * US, GEMM) for k in range(50)])
-        b.copy(t0 + 130 * US, call_ns, start + 6_502 * US, 4 * US, bytes=4096, src=memory)
+        b.copy(t0 + 130 * US, call_ns, start + 6_502 * US, 4 * US, **copy)
         at = t0 + 6_530 * US
         for _ in range(extra):
-            b.copy(at + 20 * US, 3 * MS, at + 3 * MS, 4 * US, bytes=4096, src=memory)
+            b.copy(at + 20 * US, 3 * MS, at + 3 * MS, 4 * US, **copy)
             at += 3_020 * US
     return b
 

@@ -17,6 +17,7 @@ from case_builders import (
     measure,
     problem,
     problem_codes,
+    queued,
     remedy_text,
     rules,
 )
@@ -219,15 +220,7 @@ def test_rare_compiles_are_a_finding_however_long_the_run(tmp_path: Path) -> Non
 
 def chunks_and_steps(ranges: bool = False) -> TraceBuilder:
     """Four chunks of a prompt, 820 ms each, and 128 decode steps of 25 ms, queued ahead, without a range."""
-    b = TraceBuilder()
-    b.gpu()
-    gpu, host = S, S - 100 * MS
-
-    def run(ns: int, name: str) -> None:
-        nonlocal gpu, host
-        b.launch(host, 4 * US, gpu, ns, name)
-        host, gpu = host + 6 * US, gpu + ns + US
-
+    b, run = queued()
     for _ in range(4):
         run(50 * US, "embedding_kernel")
         for _ in range(64):
