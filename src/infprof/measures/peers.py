@@ -118,17 +118,14 @@ class Peers:
 
     def _working(self, who: str, thread: int) -> Intervals:
         """When any other thread was known to work: of all, of the thread's own process, or of other processes."""
-        key = (who, thread, -1)
-        if key not in self._found:
+        if (who, thread, -1) not in self._found:
             threads = self._prepared.trace.threads
-            mine = threads[thread].process
-            sets = [
-                busy
-                for other, busy in self.workers(thread)
-                if who == "any" or (threads[other].process == mine) == (who == "own")
-            ]
-            self._found[key] = iv.merge(*sets) if sets else iv.empty()
-        return self._found[key]
+            sets: dict[str, list[Intervals]] = {"own": [], "other": []}
+            for other, busy in self.workers(thread):
+                sets["own" if threads[other].process == threads[thread].process else "other"].append(busy)
+            for which, of in (*sets.items(), ("any", [*sets["own"], *sets["other"]])):
+                self._found[which, thread, -1] = iv.merge(*of) if of else iv.empty()
+        return self._found[who, thread, -1]
 
     def _polling(self, thread: int) -> Intervals:
         """When any other thread was polling."""
