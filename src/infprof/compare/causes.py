@@ -21,8 +21,6 @@ WORTH = 0.02
 # Kernels per launch that differ by this factor are another way to launch.
 OTHER_LAUNCHES = 1.5
 _GRAPHS_OFF = ("--enforce-eager", "--disable-cuda-graph", "--disable-decode-cuda-graph", "--disable-prefill-cuda-graph")
-
-
 # Trips to the host that (nearly) every step makes, of which the other run has less than half; and the least wait for one.
 EACH_STEP, WORTH_WAIT = 0.5, 50_000
 _PLACEMENT = (

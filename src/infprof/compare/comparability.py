@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from infprof.compare.model import UNKNOWN, Change, Comparison, Foretold, KernelChange, NotComparable, PhaseChange
+from infprof.compare.model import UNKNOWN, Change, Comparison, Foretold, NotComparable, PhaseChange
 from infprof.compare.runs import Run
 from infprof.reports import format as fmt
 
@@ -56,14 +56,13 @@ def _as_many_steps(base: Run, head: Run) -> bool:
     return min(counts) > 0 and min(counts) >= LITTLE * max(counts)
 
 
-def share_in_common(kernels: Sequence[KernelChange]) -> float | None:
-    """The share of all calls that are of kernels in both runs; None where no kernels were compared.
+def share_in_common(calls: Sequence[tuple[float, bool]]) -> float | None:
+    """The share of all calls that are of kernels in both runs, of (calls, in both) of each; None where there are none.
 
     By calls, not by time: another precision or library replaces the few kernels that take most of the time.
     """
-    calls = [((row.base_calls or 0.0) + (row.head_calls or 0.0), row.matched) for row in kernels]
     every = sum(count for count, _ in calls)
-    return sum(count for count, matched in calls if matched) / every if every else None
+    return sum(count for count, in_both in calls if in_both) / every if every else None
 
 
 def different_programs(share: float | None) -> NotComparable | None:
@@ -76,6 +75,11 @@ def different_programs(share: float | None) -> NotComparable | None:
         f"kernels in common {said} of all calls, which looks like different programs or models: if that is meant (another engine, "
         "compiler or vendor), add --different-programs",
     )
+
+
+def nothing_foretold() -> Foretold:
+    """What stands for the what-if of runs that are not comparable."""
+    return Foretold("no-prediction", "Not comparable.")
 
 
 def withhold(result: Comparison, why: NotComparable) -> None:
@@ -93,7 +97,7 @@ def withhold(result: Comparison, why: NotComparable) -> None:
         row.what = row.what if row.what in _FACTS else "unknown"
     result.limiter.status = UNKNOWN
     result.limiter.sentence = f"BASE is limited by {result.base.verdict}, HEAD by {result.head.verdict}"
-    result.foretold = Foretold("no-prediction", "Not comparable.")
+    result.foretold = nothing_foretold()
     result.headline = f"{reason}."
 
 

@@ -12,6 +12,7 @@ from infprof.compare.comparability import (
     different_programs,
     graphs_traced_whole,
     little_work,
+    nothing_foretold,
     share_in_common,
     withhold,
 )
@@ -69,12 +70,17 @@ def compare(base: Run, head: Run, tolerance: float = TOLERANCE, other_program: b
     little = little_work(base, head)
     off = _kernels_off(base, head) or (f"{little.sentence}." if little else None)
     kernels = [] if off else _kernels(base, head, stepped, tolerance, notes)
-    shared = share_in_common(kernels)
-    different = None if other_program else different_programs(shared)
-    same_program = little is None and _same_program(shared, different is None, notes)
+    shared = share_in_common(
+        [((row.base_calls or 0.0) + (row.head_calls or 0.0), row.matched is not None) for row in kernels]
+    )
+    why = little or (None if other_program else different_programs(shared))
+    same_program = why is None and _same_program(shared, notes)
     limiter = compare_limiters(plain(base.diagnosis.verdict), plain(head.diagnosis.verdict))
     if steps is not None:
         steps.limiter = limiter
+    told = nothing_foretold()
+    if why is None:
+        told = foretold(base, head, stepped, same_program, same_work=not stepped and same_work(base, head))
     result = Comparison(
         headline="",
         base=_summary(base),
@@ -87,7 +93,7 @@ def compare(base: Run, head: Run, tolerance: float = TOLERANCE, other_program: b
         kernels=kernels,
         kernels_off=off,
         measures=measure_changes(measures_of_all([base]), measures_of_all([head])),
-        foretold=foretold(base, head, stepped, same_program, same_work=not stepped and same_work(base, head)),
+        foretold=told,
         tolerance_ratio=tolerance,
         notes=notes,
         replaced=replaced_families(kernels),
@@ -97,7 +103,6 @@ def compare(base: Run, head: Run, tolerance: float = TOLERANCE, other_program: b
         _judge_windows(result, base, head)
     result.causes = causes_of(result, base, head, compared_phases(result))
     result.headline = headline(result)
-    why = little or different
     if why is not None:
         withhold(result, why)
     return result
@@ -132,14 +137,11 @@ def _notes(base: Run, head: Run) -> list[str]:
     return notes
 
 
-def _same_program(shared: float | None, comparable: bool, notes: list[str]) -> bool:
+def _same_program(shared: float | None, notes: list[str]) -> bool:
     """Whether the runs can be of one program, by the share of calls of kernels that both have; notes where not."""
     if shared is None or shared >= COMMON:
         return True
-    if comparable:
-        notes.append(
-            f"Kernels of the same name are {100 * shared:.0f} % of all calls: these may be different programs."
-        )
+    notes.append(f"Kernels of the same name are {100 * shared:.0f} % of all calls: these may be different programs.")
     return False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from infprof.compare.runs import Run
 from infprof.compare.spread import plain_change
 from infprof.results import Measure
 from infprof.steps.summary import WHOLE_WINDOW
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class Place(NamedTuple):
@@ -47,10 +50,14 @@ def placed(run: Run) -> dict[tuple[str, Place], Measure]:
     return found
 
 
+def in_all(of_runs: Sequence[Mapping[Key, Value]]) -> dict[Key, list[Value]]:
+    """What all of the runs have, with the value of each, in the order of the first run."""
+    return {key: [one[key] for one in of_runs] for key in of_runs[0] if all(key in one for one in of_runs)}
+
+
 def measures_of_all(runs: Sequence[Run]) -> dict[tuple[str, Place], list[Measure]]:
-    """The measures that all of the runs have, by name and place, in the order of the first run."""
-    found = [placed(run) for run in runs]
-    return {key: [one[key] for one in found] for key in found[0] if all(key in one for one in found)}
+    """The measures that all of the runs have, by name and place."""
+    return in_all([placed(run) for run in runs])
 
 
 def median_of(measures: Sequence[Measure]) -> float | int | None:

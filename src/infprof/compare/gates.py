@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infprof.compare.figures import Place, is_whole_window, phase_names, placed
+from infprof.compare.figures import Place, in_all, is_whole_window, phase_names, placed
 from infprof.compare.headline import ONE_RUN_EACH, arrow, signed_percent
 from infprof.compare.model import SAME, Comparison, GateResult
 from infprof.compare.rank_test import FEWEST_RUNS, LEVEL, p_words, rank_sum_p, too_few
@@ -139,8 +139,7 @@ def _judge(gate: Gate, result: Comparison, base: Sequence[Run], head: Sequence[R
 
 def _values(gate: Gate, runs: Sequence[Run]) -> dict[Place, list[float]]:
     """Of each place the value of every run; places that a run lacks are left out."""
-    found = [_values_of(gate, run) for run in runs]
-    return {place: [one[place] for one in found] for place in found[0] if all(place in one for one in found)}
+    return in_all([_values_of(gate, run) for run in runs])
 
 
 def _values_of(gate: Gate, run: Run) -> dict[Place, float]:

@@ -11,7 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from infprof.compare.causes import flag_changes
-from infprof.compare.comparability import different_programs, graphs_traced_whole, little_work, withhold
+from infprof.compare.comparability import (
+    different_programs,
+    graphs_traced_whole,
+    little_work,
+    share_in_common,
+    withhold,
+)
 from infprof.compare.comparing import compare, phase_label, same_work
 from infprof.compare.figures import measure_changes, measures_of_all
 from infprof.compare.headline import headline
@@ -137,9 +143,8 @@ def _different(one: Run, other: Run) -> NotComparable | None:
     if graphs_traced_whole(one) or graphs_traced_whole(other):
         return None
     pairs = matched_kernels(one.kernels, other.kernels)
-    calls = [sum(use.calls for use in pair[2:] if use is not None) for pair in pairs]
-    shared = sum(count for count, pair in zip(calls, pairs, strict=True) if pair[1] is not None)
-    return different_programs(shared / sum(calls) if sum(calls) else None)
+    calls = [(sum(use.calls for use in uses if use is not None), how is not None) for _, how, *uses in pairs]
+    return different_programs(share_in_common(calls))
 
 
 # --- figures over runs -------------------------------------------------------------------------------------------------------
