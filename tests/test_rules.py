@@ -404,6 +404,15 @@ def test_a_share_of_the_window_alone_gives_a_severity_where_the_rule_has_no_othe
     assert severity_of_share(small, 0.0, SHIPPED.thresholds) == "critical"
 
 
+def test_a_verdict_without_a_rule_of_its_cause_is_explained_by_the_largest_finding_of_its_class() -> None:
+    ours = ("host-pauses", "launch-bound")
+    for fired in (ours, ours[::-1]):
+        chosen = SHIPPED.stating("scheduling-bubble", "io", fired)
+        assert chosen is not None and chosen.id == fired[0]
+    chosen = SHIPPED.stating("scheduling-bubble", "launch", ours)
+    assert chosen is not None and chosen.id == "launch-bound"
+
+
 def test_doubt_lowers_confidence_and_says_why() -> None:
     sure = findings(idle_launch_ratio=0.3, idle_launch_ns=300_000_000, queue_delay_p50_ns=4_000)[0]
     unsure = findings(idle_launch_ratio=0.3, idle_launch_ns=300_000_000, queue_delay_p50_ns=2_000_000)[0]

@@ -574,11 +574,11 @@ class _Analysis:
         findings, not_evaluated = [], []
         verdict = verdicts[focus]
         short = unusable is None and self._is_short(verdicts)
-        fired: set[str] = set()
+        fired: list[str] = []
         if unusable is None:
             context = _Context(self.prepared, analyses[focus], tables[analyses[focus].device], self.thresholds)
             evaluation = evaluate(self.rules, context, self.options.scenario)
-            fired = {finding.rule for finding in evaluation.findings}
+            fired = [finding.rule for finding in evaluation.findings]
         if unusable is None and not short:
             findings, not_evaluated = evaluation.findings, evaluation.not_evaluated
         elif self.trace.telemetry is not None:

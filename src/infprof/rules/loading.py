@@ -93,17 +93,18 @@ class RuleSet:
                 raise UsageError(f"rule {rule_id} is broken: {broken}")
         raise UsageError(unknown("rule", rule_id, [rule.id for rule in self.rules]))
 
-    def stating(self, cls: str, cause: str | None = None, fired: Collection[str] = ()) -> model.Rule | None:
+    def stating(self, cls: str, cause: str | None = None, fired: Sequence[str] = ()) -> model.Rule | None:
         """The rule that explains the verdict ``cls`` with this cause, else one that explains the class as such.
 
-        Of several, one among ``fired`` (ids): the rules that made a finding. Where none of them did, one of the class that
-        did knows more of this trace.
+        Of several, one among ``fired`` (ids): the rules that made a finding, the first first. Where none of them did, one of
+        the class that did knows more of this trace.
         """
         of_class = [rule for rule in self.rules if rule.cls == cls]
         exact = [rule for rule in of_class if rule.cause == cause]
         exact.sort(key=lambda rule: rule.id not in fired)
         if exact and exact[0].id not in fired:
-            exact = [rule for rule in of_class if rule.id in fired and rule.cause is not None] + exact
+            caused = {rule.id: rule for rule in of_class if rule.cause is not None}
+            exact = [caused[rule] for rule in fired if rule in caused] + exact
         general = [rule for rule in of_class if rule.cause is None]
         return next(iter(exact + general), None)
 
